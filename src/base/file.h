@@ -1,0 +1,58 @@
+// Files: read whole, mapped, and written so that a crash never leaves half of one under its final name.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace trainer {
+
+// The whole file. Throws InputError naming the path when it cannot be read.
+std::string read_file(const std::filesystem::path& path);
+
+// Writes beside the final name, syncs, renames. Throws RunError naming the path (disk full included).
+void write_file_atomically(const std::filesystem::path& path, std::string_view content);
+
+// A file written piece by piece under a temporary name; `commit` syncs and renames. Without a commit the
+// temporary is removed by the destructor. All methods throw RunError on failure.
+class AtomicFile {
+ public:
+  explicit AtomicFile(std::filesystem::path path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void write(const void* data, size_t bytes);
+  uint64_t written() const { return written_; }
+  void commit();
+
+ private:
+  std::filesystem::path path_, temporary_;
+  int descriptor_ = -1;
+  uint64_t written_ = 0;
+};
+
+// A read-only memory map; move-only. An empty file maps to an empty span. Throws InputError naming the path.
+class MappedFile {
+ public:
+  MappedFile() = default;
+  explicit MappedFile(const std::filesystem::path& path);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  size_t size() const { return size_; }
+
+ private:
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Makes the directory entry of `path` durable after a rename in it.
+void sync_directory(const std::filesystem::path& directory);
+
+}  // namespace trainer

@@ -1,0 +1,14 @@
+#include "base/log.h"
+
+#include <spdlog/sinks/stdout_color_sinks.h>
+
+namespace trainer {
+
+void configure_logging(int rank, int world_size) {
+  auto logger = std::make_shared<spdlog::logger>("trainer", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+  logger->set_pattern(world_size > 1 ? fmt::format("[%H:%M:%S] [rank {}] %^%l%$ %v", rank) : "[%H:%M:%S] %^%l%$ %v");
+  logger->set_level(rank == 0 ? spdlog::level::info : spdlog::level::warn);
+  spdlog::set_default_logger(std::move(logger));
+}
+
+}  // namespace trainer
