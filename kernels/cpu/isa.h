@@ -1,0 +1,20 @@
+// Which vector instructions the running processor offers. Kernels are compiled once per level, each level in its
+// own translation units, and chosen at run time; results may differ between levels in the last bits, never within
+// one.
+#pragma once
+
+#include <cstdint>
+
+namespace trainer {
+
+enum class Isa : uint8_t {
+  kPlain,   // 4 floats at a time, no fused multiply-add: the base of every target, also of other architectures
+  kAvx2,    // 8 floats: AVX2, FMA
+  kAvx512,  // 16 floats: AVX-512 F, BW, DQ, VL
+};
+
+// The best level of this processor. Constant over the life of a process.
+Isa best_isa();
+const char* name_of(Isa isa);
+
+}  // namespace trainer
