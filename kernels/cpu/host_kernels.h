@@ -1,8 +1,9 @@
 // The vectorised host backend. The class is declared here once; its operations live in one source per kind:
 // norm, rope, activation, embedding, optimizer, elementwise, gemm, attention, classifier.
 //
-// Work is split statically over `threads()` OpenMP threads along dimensions that no sum runs over, or into blocks
-// whose number depends on the shape alone, so that every bit of a result is the same for any number of threads.
+// Work is split statically over `threads()` OpenMP threads along dimensions that no sum runs over, or into
+// blocks whose number depends on the shape alone, so that every bit of a result is the same for any number of
+// threads.
 #pragma once
 
 #include <cstddef>
@@ -76,14 +77,15 @@ class HostKernels final : public KernelSet {
   void add(Ref y, ConstRef x, int64_t count) override;
 
  private:
-  // Bytes of workspace that one operation of the kind needs within `shape`. Operations do not overlap in time, so
-  // the largest of these is what is granted; an operation that calls another counts both.
+  // Bytes of workspace that one operation of the kind needs within `shape`. Operations do not overlap in
+  // time, so the largest of these is what is granted; an operation that calls another counts both.
   size_t gemm_workspace_bytes(const WorkspaceShape& shape) const;        // gemm.cc
   size_t attention_workspace_bytes(const WorkspaceShape& shape) const;   // attention.cc
   size_t classifier_workspace_bytes(const WorkspaceShape& shape) const;  // classifier.cc
   size_t norm_workspace_bytes(const WorkspaceShape& shape) const;        // norm.cc
 
-  // The first `bytes` of the granted workspace; a broken invariant, naming `operation`, if fewer were granted.
+  // The first `bytes` of the granted workspace; a broken invariant, naming `operation`, if fewer were
+  // granted.
   std::byte* workspace(size_t bytes, const char* operation) const;
 
   // What the matrix products keep between calls (engine, primitives by shape). Defined in gemm.cc.

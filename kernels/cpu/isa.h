@@ -1,6 +1,6 @@
-// Which vector instructions the running processor offers. Kernels are compiled once per level, each level in its
-// own translation units, and chosen at run time; results may differ between levels in the last bits, never within
-// one.
+// Which vector instructions the running processor offers. Kernels are compiled once per level, each level in
+// its own translation units, and chosen at run time; results may differ between levels in the last bits,
+// never within one.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 namespace trainer {
 
 enum class Isa : uint8_t {
-  kPlain,   // 4 floats at a time, no fused multiply-add: the base of every target, also of other architectures
-  kAvx2,    // 8 floats: AVX2, FMA
+  kPlain,  // 4 floats at a time, no fused multiply-add: the base of every target, also of other architectures
+  kAvx2,   // 8 floats: AVX2, FMA
   kAvx512,  // 16 floats: AVX-512 F, BW, DQ, VL
 };
 

@@ -8,9 +8,9 @@
 
 namespace trainer {
 
-// Calls body(begin, end) on up to `threads` threads, each with one contiguous part of [0, count) whose borders are
-// multiples of `grain`. Parts depend on `threads`; what body computes for an index must not depend on its part.
-// With one part body runs on the caller.
+// Calls body(begin, end) on up to `threads` threads, each with one contiguous part of [0, count) whose
+// borders are multiples of `grain`. Parts depend on `threads`; what body computes for an index must not
+// depend on its part. With one part body runs on the caller.
 template <class Body>
 void parallel_ranges(int threads, int64_t count, int64_t grain, const Body& body) {
   const int64_t grains = (count + grain - 1) / grain;

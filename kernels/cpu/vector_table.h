@@ -1,8 +1,8 @@
 // The single-threaded vector loops of the host backend, one table per instruction level. The operations of
 // HostKernels check their arguments, split the work over threads and call these.
 //
-// Element types are those of the refs. Loops work element by element or row by row: what is computed for an element
-// does not depend on where the range given to a call begins or ends.
+// Element types are those of the refs. Loops work element by element or row by row: what is computed for an
+// element does not depend on where the range given to a call begins or ends.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@ namespace trainer {
 // What AdamW's per-element update needs, derived once per call (double precision, then rounded).
 struct AdamWFactors {
   float gradient_scale, beta1, one_minus_beta1, beta2, one_minus_beta2;
-  float step_size;             // learning rate / (1 - beta1^step)
-  float root_correction;       // 1 / sqrt(1 - beta2^step)
+  float step_size;        // learning rate / (1 - beta1^step)
+  float root_correction;  // 1 / sqrt(1 - beta2^step)
   float epsilon;
-  float decay;                 // 1 - learning rate x weight decay
+  float decay;  // 1 - learning rate x weight decay
 };
 
 struct VectorTable {
@@ -29,7 +29,8 @@ struct VectorTable {
   // Tokens [begin, end).
   void (*rope)(Ref out, ConstRef in, const RopeArguments& a, int64_t begin, int64_t end);
 
-  // `columns` elements of one token: gate and up are read from, y and the gradients written to, these addresses.
+  // `columns` elements of one token: gate and up are read from, y and the gradients written to, these
+  // addresses.
   void (*swiglu_forward)(Ref y, ConstRef gate, ConstRef up, int64_t columns);
   void (*swiglu_backward)(Ref dgate, Ref dup, ConstRef dy, ConstRef gate, ConstRef up, int64_t columns);
   void (*gelu_forward)(Ref y, ConstRef x, int64_t count, bool exact);
