@@ -15,6 +15,8 @@
 namespace trainer {
 namespace {
 
+constexpr uint64_t kWriteBackBytes = uint64_t{8} << 20;
+
 class Descriptor {
  public:
   Descriptor(const std::filesystem::path& path, int flags) : value_(::open(path.c_str(), flags | O_CLOEXEC)) {}
@@ -66,6 +68,11 @@ void AtomicFile::write(const void* data, size_t bytes) {
     bytes -= static_cast<size_t>(n);
     written_ += static_cast<uint64_t>(n);
   }
+  // The disk starts while later bytes are still being made; left to `fsync`, it would sit idle until the end.
+  if (written_ - scheduled_ < kWriteBackBytes) return;
+  ::sync_file_range(descriptor_, static_cast<off_t>(scheduled_), static_cast<off_t>(written_ - scheduled_),
+                    SYNC_FILE_RANGE_WRITE);
+  scheduled_ = written_;
 }
 
 void AtomicFile::commit() {
@@ -77,6 +84,45 @@ void AtomicFile::commit() {
     run_error("cannot put {} in place: {}", path_.string(), std::strerror(error));
   }
   sync_directory(path_.has_parent_path() ? path_.parent_path() : ".");
+}
+
+ReadableFile::ReadableFile(std::filesystem::path path) : path_(std::move(path)) {
+  descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor_ < 0) input_error("cannot open {}: {}", path_.string(), std::strerror(errno));
+  struct stat info {};
+  const bool known = ::fstat(descriptor_, &info) == 0;
+  if (!known || !S_ISREG(info.st_mode)) {
+    ::close(std::exchange(descriptor_, -1));
+    input_error("cannot read {}: not a regular file", path_.string());
+  }
+  size_ = static_cast<uint64_t>(info.st_size);
+}
+
+ReadableFile::~ReadableFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+ReadableFile::ReadableFile(ReadableFile&& other) noexcept
+    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)), size_(other.size_) {}
+
+ReadableFile& ReadableFile::operator=(ReadableFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(descriptor_, other.descriptor_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+void ReadableFile::read(uint64_t offset, void* data, size_t bytes) const {
+  char* p = static_cast<char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = ::pread(descriptor_, p, bytes, static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) input_error("cannot read {} at byte {}: {}", path_.string(), offset, std::strerror(errno));
+    if (n == 0) input_error("{}: the file ends at byte {}, {} more were expected", path_.string(), offset, bytes);
+    p += n;
+    offset += static_cast<uint64_t>(n);
+    bytes -= static_cast<size_t>(n);
+  }
 }
 
 MappedFile::MappedFile(const std::filesystem::path& path) {

@@ -32,7 +32,27 @@ class AtomicFile {
  private:
   std::filesystem::path path_, temporary_;
   int descriptor_ = -1;
-  uint64_t written_ = 0;
+  uint64_t written_ = 0, scheduled_ = 0;
+};
+
+// A file read at chosen places; move-only. Unlike a map it adds nothing to the resident memory of the process, and a
+// file cut short by somebody else is an error instead of a signal. Throws InputError naming the path.
+class ReadableFile {
+ public:
+  explicit ReadableFile(std::filesystem::path path);
+  ~ReadableFile();
+  ReadableFile(ReadableFile&& other) noexcept;
+  ReadableFile& operator=(ReadableFile&& other) noexcept;
+
+  // Exactly `bytes` bytes from `offset`. Any number of threads may read at once.
+  void read(uint64_t offset, void* data, size_t bytes) const;
+  uint64_t size() const { return size_; }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+  uint64_t size_ = 0;
 };
 
 // A read-only memory map; move-only. An empty file maps to an empty span. Throws InputError naming the path.

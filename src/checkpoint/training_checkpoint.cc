@@ -1,0 +1,235 @@
+// Writing training checkpoints; reading is in checkpoint_reader.cc.
+#include "checkpoint/training_checkpoint.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <system_error>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "checkpoint/checkpoint_layout.h"
+
+namespace trainer {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kChunk = size_t{1} << 18;  // elements looked at, hashed and written at a time
+
+void require_finite(const std::string& name, int64_t begin, std::span<const float> values) {
+  constexpr uint32_t kExponent = 0x7F800000u;
+  uint32_t bad = 0;
+  for (float value : values)
+    bad |= static_cast<uint32_t>((std::bit_cast<uint32_t>(value) & kExponent) == kExponent);
+  if (!bad) return;
+  const auto it = std::find_if(values.begin(), values.end(),
+                               [](float v) { return (std::bit_cast<uint32_t>(v) & kExponent) == kExponent; });
+  run_error("tensor '{}' holds {} at element {}: the checkpoint is not saved; the last good one stays", name,
+            *it, begin + (it - values.begin()));
+}
+
+Json to_json(const PartInfo& part) {
+  Json slices = Json::array();
+  for (const auto& slice : part.slices)
+    slices.push_back(
+        {{"name", slice.name}, {"shape", slice.shape}, {"begin", slice.begin}, {"count", slice.count}});
+  return {{"file", part.file},
+          {"bytes", part.bytes},
+          {"checksum", hexadecimal(part.checksum)},
+          {"slices", slices}};
+}
+
+// Tensor name -> {"shape", "slices": [[part, begin, count], ...]}, checked to be whole.
+Json tensor_table(std::span<const PartInfo> parts) {
+  struct Entry {
+    const std::vector<int64_t>* shape;
+    std::vector<std::array<int64_t, 3>> slices;
+  };
+  std::map<std::string, Entry> tensors;
+  for (size_t p = 0; p < parts.size(); ++p)
+    for (const auto& slice : parts[p].slices) {
+      auto& entry = tensors.try_emplace(slice.name, Entry{&slice.shape, {}}).first->second;
+      require(*entry.shape == slice.shape, "tensor '{}' was saved with two shapes", slice.name);
+      entry.slices.push_back({static_cast<int64_t>(p), slice.begin, slice.count});
+    }
+  // The members are known to differ, and looking each one up among the others would take quadratic time.
+  Json::object_t table;
+  table.reserve(tensors.size());
+  for (auto& [name, entry] : tensors) {
+    std::sort(entry.slices.begin(), entry.slices.end(),
+              [](const auto& a, const auto& b) { return a[1] < b[1]; });
+    int64_t expected = 0;
+    for (const auto& [part, begin, count] : entry.slices) {
+      require(begin == expected, "tensor '{}': element {} was saved {}", name, std::min(begin, expected),
+              begin < expected ? "twice" : "by nobody");
+      expected += count;
+    }
+    require(expected == element_count(*entry.shape), "tensor '{}': elements from {} were saved by nobody",
+            name, expected);
+    table.push_back({name, Json{{"shape", *entry.shape}, {"slices", entry.slices}}});
+  }
+  return Json(std::move(table));
+}
+
+// Puts `from` in the place of `to`, which may exist. Where the file system can, both names change at once.
+void put_in_place(const fs::path& from, const fs::path& to) {
+  if (fs::exists(to)) {
+    if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) {
+      sync_directory(to.parent_path());
+      fs::remove_all(from);
+      return;
+    }
+    const fs::path aside = to.string() + kRemovedSuffix;
+    fs::remove_all(aside);
+    fs::rename(to, aside);
+    fs::rename(from, to);
+    sync_directory(to.parent_path());
+    fs::remove_all(aside);
+    return;
+  }
+  fs::rename(from, to);
+  sync_directory(to.parent_path());
+}
+
+void remove_checkpoint(const fs::path& directory) {
+  const fs::path aside = directory.string() + kRemovedSuffix;
+  fs::rename(directory, aside);  // at once: a half removed one must not be found
+  fs::remove_all(aside);
+}
+
+bool complete(const fs::path& directory) {
+  try {
+    CheckpointReader reader(directory);
+    return true;
+  } catch (const InputError&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+fs::path begin_checkpoint(const fs::path& root, int64_t step) {
+  try {
+    fs::create_directories(root);
+    for (const auto& entry : list_checkpoints(root, kIncompleteSuffix)) fs::remove_all(entry.path);
+    for (const auto& entry : list_checkpoints(root, kRemovedSuffix)) fs::remove_all(entry.path);
+    fs::path directory = root / (checkpoint_name(step) + kIncompleteSuffix);
+    fs::create_directory(directory);
+    return directory;
+  } catch (const fs::filesystem_error& e) {
+    run_error("cannot begin a checkpoint in {}: {}", root.string(), e.what());
+  }
+}
+
+PartInfo write_part(const fs::path& directory, int writer, std::span<const PartTensor> tensors) {
+  PartInfo part;
+  part.writer = writer;
+  part.file = part_name(writer) + ".safetensors";
+  std::vector<TensorDeclaration> declarations;
+  for (const auto& tensor : tensors) {
+    const auto count = static_cast<int64_t>(tensor.values.size());
+    const int64_t whole = element_count(tensor.shape);
+    require(tensor.begin >= 0 && tensor.begin + count <= whole, "tensor '{}': elements {} to {} of {}",
+            tensor.name, tensor.begin, tensor.begin + count, whole);
+    part.slices.push_back({tensor.name, tensor.shape, tensor.begin, count});
+    declarations.push_back({slice_name(tensor.name, tensor.begin, count, whole), TensorType::kF32,
+                            count == whole ? tensor.shape : std::vector<int64_t>{count}});
+  }
+
+  SafetensorsWriter file(directory / part.file, declarations);
+  for (const auto& tensor : tensors)
+    for (size_t done = 0; done < tensor.values.size(); done += kChunk) {
+      const auto piece = tensor.values.subspan(done, std::min(kChunk, tensor.values.size() - done));
+      require_finite(tensor.name, tensor.begin + static_cast<int64_t>(done), piece);
+      file.write(piece);
+    }
+  file.commit();
+  part.bytes = file.bytes();
+  part.checksum = file.checksum();
+  write_file_atomically(directory / (part_name(writer) + ".json"), to_json(part).dump());
+  return part;
+}
+
+PartInfo read_part_info(const fs::path& directory, int writer) {
+  const std::string path = (directory / (part_name(writer) + ".json")).string();
+  try {
+    const Json json = parse_json_file(path);
+    PartInfo part;
+    part.writer = writer;
+    part.file = json_string(json, "file", path);
+    part.bytes = static_cast<uint64_t>(json_integer(json, "bytes", path));
+    part.checksum = parse_hexadecimal(json_string(json, "checksum", path), path);
+    for (const Json& slice : json.at("slices"))
+      part.slices.push_back({json_string(slice, "name", path), slice.at("shape").get<std::vector<int64_t>>(),
+                             json_integer(slice, "begin", path), json_integer(slice, "count", path)});
+    return part;
+  } catch (const InputError& e) {
+    run_error("the part of writer {} is missing: {}", writer, e.what());
+  } catch (const nlohmann::json::exception& e) {
+    run_error("{}: damaged: {}", path, e.what());
+  }
+}
+
+fs::path finish_checkpoint(const fs::path& directory, std::span<const PartInfo> parts,
+                           const CheckpointState& state) {
+  require(directory.extension() == kIncompleteSuffix, "{} is not an unfinished checkpoint",
+          directory.string());
+  Json files = Json::array();
+  for (const auto& part : parts) {
+    std::error_code error;
+    const auto size = fs::file_size(directory / part.file, error);
+    if (error) run_error("{}: {}", (directory / part.file).string(), error.message());
+    if (size != part.bytes)
+      run_error("{}: {} bytes were written, {} are there", (directory / part.file).string(), part.bytes,
+                size);
+    files.push_back({{"file", part.file}, {"bytes", part.bytes}, {"checksum", hexadecimal(part.checksum)}});
+  }
+  Json manifest = {{"format", kManifestFormat},
+                   {"version", kManifestVersion},
+                   {"step", state.step},
+                   {"consumed_samples", state.consumed_samples},
+                   {"state", state.state},
+                   {"parts", files},
+                   {"tensors", tensor_table(parts)}};
+  manifest["checksum"] = hexadecimal(hash_string(manifest.dump()));
+  write_file_atomically(directory / kManifestFile, manifest.dump() + "\n");
+
+  fs::path final_name = directory;
+  final_name.replace_extension();
+  try {
+    put_in_place(directory, final_name);
+  } catch (const fs::filesystem_error& e) {
+    run_error("cannot put {} in place: {}", final_name.string(), e.what());
+  }
+  return final_name;
+}
+
+void abandon_checkpoint(const fs::path& directory) noexcept {
+  std::error_code error;
+  fs::remove_all(directory, error);
+  if (error) spdlog::warn("cannot remove {}: {}", directory.string(), error.message());
+}
+
+void rotate_checkpoints(const fs::path& root, int keep_last) {
+  if (keep_last <= 0) return;
+  try {
+    int kept = 0;
+    for (const auto& entry : list_checkpoints(root, "")) {
+      if (kept == keep_last)
+        remove_checkpoint(entry.path);
+      else if (complete(entry.path))
+        ++kept;
+    }
+  } catch (const fs::filesystem_error& e) {
+    run_error("cannot remove old checkpoints: {}", e.what());
+  }
+}
+
+}  // namespace trainer
