@@ -1,0 +1,57 @@
+#include <algorithm>
+
+#include "schedule/passes.h"
+
+namespace trainer {
+namespace {
+
+class ActivationPolicyPass : public Pass {
+ public:
+  void apply(StepGraphBuilder& builder, const Problem& problem) const override {
+    builder.record_pass(problem.activation == ActivationPolicy::kFullSave ? "full_save" : "checkpoint");
+    if (problem.activation == ActivationPolicy::kFullSave) return;
+    const auto sequence = builder.sequence();
+    for (TaskId id : sequence) {
+      const Task& task = builder.task(id);
+      const bool block = task.at.layer_begin > 0 && task.at.layer_begin < problem.layer_count() - 1;
+      if (!block) continue;
+      if (task.kind == TaskKind::kForward) discard_saved(builder, id);
+      if (task.kind == TaskKind::kBackward) recover_before(builder, id);
+    }
+  }
+
+ private:
+  // The forward still needs the space while it runs; what it leaves there is not kept.
+  static void discard_saved(StepGraphBuilder& builder, TaskId forward) {
+    for (size_t i = 0; i < builder.task(forward).uses.size(); ++i) {
+      if (builder.task(forward).uses[i].role != Role::kSaved) continue;
+      Buffer scratch = builder.buffer(builder.task(forward).uses[i].buffer);
+      scratch.name += " (not kept)";
+      scratch.tier = Tier::kShort;
+      const BufferId id = builder.add_buffer(std::move(scratch));
+      builder.task(forward).uses[i].buffer = id;
+    }
+  }
+
+  static void recover_before(StepGraphBuilder& builder, TaskId backward) {
+    Task recover = builder.task(backward);
+    recover.kind = TaskKind::kRecover;
+    recover.after.clear();
+    std::erase_if(recover.uses, [](const Use& use) {
+      return use.role == Role::kGradient || use.role == Role::kOutput ||
+             (use.role == Role::kInput && use.index == 1);
+    });
+    for (Use& use : recover.uses) {
+      if (use.role != Role::kSaved) continue;
+      use.access = Access::kWrite;
+      builder.buffer(use.buffer).tier = Tier::kShort;
+    }
+    builder.insert_before(backward, std::move(recover));
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Pass> make_activation_policy() { return std::make_unique<ActivationPolicyPass>(); }
+
+}  // namespace trainer

@@ -1,0 +1,48 @@
+// What a front end and its passes need to know to write the program: the model as catalogues, the parallel
+// sizes, the micro-batches. Pure data; equal on all ranks but for `ranks`.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/catalogue.h"
+
+namespace trainer {
+
+enum class ActivationPolicy : uint8_t { kFullSave, kCheckpoint };
+
+struct Problem {
+  int stages = 1;                      // P
+  int replicas = 1;                    // D
+  int micro_batches = 1;               // M, of one rank in one step
+  int virtual_ranks = 1;               // of one rank (reproducible_group / D); divides micro_batches
+  std::vector<LayerCatalogue> layers;  // embedding, blocks, head
+  std::vector<int> first_layer;        // of each stage; [stages] = layers.size()
+  ActivationPolicy activation = ActivationPolicy::kFullSave;
+  int64_t element_bytes = 4;    // of working weights; 2: beside an fp32 master copy
+  int64_t workspace_bytes = 0;  // kernels' own scratch, one per compute lane
+  std::vector<std::string> passes;
+  std::vector<int> ranks;  // to build tasks for; empty: all
+
+  int world_size() const { return stages * replicas; }
+  // Megatron's order: data-parallel ranks are neighbours, stages are far apart.
+  int rank_of(int stage, int replica) const { return stage * replicas + replica; }
+  int stage_of(int rank) const { return rank / replicas; }
+  int replica_of(int rank) const { return rank % replicas; }
+  int layer_count() const { return static_cast<int>(layers.size()); }
+  bool tied() const { return layers.back().shared_block == 0; }
+  std::vector<int> ranks_to_build() const;
+  // Hash of everything that must be the same on all ranks.
+  uint64_t hash() const;
+};
+
+// Transformer blocks per stage. Embedding and head ride with the first and last stage. `stage_layers` empty:
+// even, the remainder goes to the earlier stages. Returns Problem::first_layer; throws InputError when it
+// cannot be done.
+std::vector<int> split_layers(int transformer_blocks, int stages, const std::vector<int64_t>& stage_layers);
+
+// Number of warm-up forwards of a stage in non-interleaved 1F1B.
+int warm_up_micro_batches(int stages, int stage, int micro_batches);
+
+}  // namespace trainer
