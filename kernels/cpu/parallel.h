@@ -8,6 +8,12 @@
 
 namespace trainer {
 
+// The least work worth waking a thread for, in elements; a multiple of what a cache line holds.
+constexpr int64_t kElementsOfAPart = 1 << 13;
+constexpr int64_t rows_of_a_part(int64_t columns) {
+  return std::max<int64_t>(1, kElementsOfAPart / std::max<int64_t>(1, columns));
+}
+
 // Calls body(begin, end) on up to `threads` threads, each with one contiguous part of [0, count) whose
 // borders are multiples of `grain`. Parts depend on `threads`; what body computes for an index must not
 // depend on its part. With one part body runs on the caller.

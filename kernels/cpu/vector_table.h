@@ -45,6 +45,9 @@ struct VectorTable {
   void (*sum)(Ref y, ConstRef a, ConstRef b, int64_t count);
 };
 
+// One per level; those of levels above kPlain exist on x86-64 only.
+extern const VectorTable plain_table, avx2_table, avx512_table;
+
 const VectorTable& vector_table(Isa isa);
 
 }  // namespace trainer
