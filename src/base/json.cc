@@ -18,16 +18,24 @@ class DuplicateFinder {
  public:
   bool operator()(int, nlohmann::ordered_json::parse_event_t event, Json& parsed) {
     using Event = nlohmann::ordered_json::parse_event_t;
-    if (event == Event::object_start) keys_.emplace_back();
-    if (event == Event::object_end) keys_.pop_back();
-    if (event == Event::key && !keys_.back().insert(parsed.get<std::string>()).second && duplicate_.empty())
-      duplicate_ = parsed.get<std::string>();
+    if (event == Event::object_start) open_.emplace_back();
+    if (event == Event::object_end) open_.pop_back();
+    if (event == Event::key) {
+      open_.back().current = parsed.get<std::string>();
+      if (!open_.back().keys.insert(open_.back().current).second && duplicate_.empty())
+        for (const auto& object : open_) duplicate_ += (duplicate_.empty() ? "" : ".") + object.current;
+    }
     return true;
   }
+  // The dotted path of the first one; "" when there is none.
   const std::string& duplicate() const { return duplicate_; }
 
  private:
-  std::vector<std::set<std::string>> keys_;
+  struct Object {
+    std::set<std::string> keys;
+    std::string current;
+  };
+  std::vector<Object> open_;   // the objects around the place that is being read
   std::string duplicate_;
 };
 
@@ -48,14 +56,8 @@ const Json& get(const Json& object, const std::string& key, const std::string& w
 }
 
 int64_t as_integer(const Json& value, const std::string& key, const std::string& where) {
-  if (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
-    wrong_type(value, key, where, "an integer of at most 63 bits");
-  if (value.is_number_integer()) return value.get<int64_t>();
-  if (value.is_number_float()) {
-    const double number = value.get<double>();
-    if (number == std::floor(number) && std::abs(number) <= 0x1p53) return static_cast<int64_t>(number);
-  }
-  wrong_type(value, key, where, "an integer");
+  if (const auto integer = exact_integer(value)) return *integer;
+  wrong_type(value, key, where, value.is_number_integer() ? "an integer of at most 63 bits" : "an integer");
 }
 
 double as_number(const Json& value, const std::string& key, const std::string& where) {
@@ -87,6 +89,16 @@ Json parse_json(std::string_view text, const std::string& name) {
 }
 
 Json parse_json_file(const std::string& path) { return parse_json(read_file(path), path); }
+
+std::optional<int64_t> exact_integer(const Json& value) {
+  if (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
+    return std::nullopt;
+  if (value.is_number_integer()) return value.get<int64_t>();
+  if (!value.is_number_float()) return std::nullopt;
+  const double number = value.get<double>();
+  if (number != std::floor(number) || std::abs(number) > 0x1p53) return std::nullopt;
+  return static_cast<int64_t>(number);
+}
 
 int64_t json_integer(const Json& object, const std::string& key, const std::string& where) {
   return as_integer(get(object, key, where), key, where);
@@ -129,7 +141,8 @@ std::string nearest_name(const std::string& key, const std::vector<std::string>&
     return row.back();
   };
   std::string best;
-  size_t best_distance = std::max<size_t>(2, key.size() / 3) + 1;
+  // A guess keeps at least one character of what was written.
+  size_t best_distance = std::min(std::max<size_t>(2, key.size() / 3) + 1, key.size());
   for (const auto& candidate : candidates)
     if (const size_t d = distance(key, candidate); d < best_distance) {
       best = candidate;

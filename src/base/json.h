@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +27,9 @@ bool json_bool(const Json& object, const std::string& key, const std::string& wh
 std::string json_string(const Json& object, const std::string& key, const std::string& where);
 std::string json_string(const Json& object, const std::string& key, const std::string& where,
                         const std::string& fallback);
+
+// The integer that `value` is: 1000 and 1e3 are, 1.5, "3", 2^63 and null are not.
+std::optional<int64_t> exact_integer(const Json& value);
 
 // The candidate nearest to `key` by edit distance, or "" when none is near.
 std::string nearest_name(const std::string& key, const std::vector<std::string>& candidates);
