@@ -1,0 +1,73 @@
+// Collectives built on send and receive alone, so every backend returns the same bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/communicator.h"
+
+namespace trainer {
+
+// The part of an array that one rank owns in the collectives below: [begin, begin + count).
+struct Segment {
+  size_t begin = 0, count = 0;  // elements
+};
+
+// Segments follow each other in rank order, are about equally long, and begin at multiples of 16 elements (64
+// bytes of float); some ranks own nothing when there are too few elements.
+Segment owned_segment(size_t count, int size, int rank);
+
+// A non-blocking collective uses the tags `tag` and `tag + 1`. Two that are under way on one communicator at
+// the same time need different tags; the same tags may be used again as soon as the caller's own request is
+// complete.
+inline constexpr int kCollectiveTags = 2;
+// Tags from here on belong to the blocking helpers below; callers use smaller ones.
+inline constexpr int kFirstReservedTag = 1 << 24;
+
+// Floats of staging that a sum with this chunk needs on every rank. More than the longest segment is never
+// needed.
+size_t staging_count(size_t count, int size, size_t chunk);
+
+// The sum over ranks, at every rank, in place: data[i] becomes the sum of all ranks' data[i]. Each element is
+// summed once, at the rank that owns its segment, by a fixed binary tree over the rank index,
+//   T(lo, hi) = T(lo, mid) + T(mid, hi),  mid = lo + largest power of two below hi - lo,
+// so the bits depend on the number of ranks alone: not on timing, chunk, backend, or whether the two halves
+// below are used instead. `chunk` (elements, at least 1) is the longest message; it must be the same on all
+// ranks, as must `count`. `data` and `staging` (at least staging_count elements) belong to the request until
+// it is complete. With one rank nothing happens.
+RequestPtr all_reduce_sum(Communicator& communicator, float* data, size_t count, size_t chunk,
+                          std::span<float> staging, int tag);
+
+// Its first half: afterwards the rank's own segment of `data` holds the sums and the rest is as it was.
+RequestPtr reduce_scatter_sum(Communicator& communicator, float* data, size_t count, size_t chunk,
+                              std::span<float> staging, int tag);
+
+// Its second half, for elements of any size: every rank's own segment is copied to all other ranks.
+RequestPtr all_gather(Communicator& communicator, void* data, size_t count, size_t element_bytes,
+                      size_t chunk, int tag);
+
+// The tree above over terms[0 .. n), element by element, into terms[0]; the others are overwritten.
+void tree_sum(std::span<float* const> terms, size_t count);
+
+// Polls until the request is complete.
+void wait(Request& request);
+
+// Blocking; every rank of the communicator calls them in the same order, each from its own thread.
+
+// `root`'s bytes to everyone, in place.
+void broadcast(Communicator& communicator, void* data, size_t bytes, int root);
+// Everyone's bytes, by rank; the ranks' sizes may differ. `gather` returns an empty vector except at `root`.
+std::vector<std::string> gather(Communicator& communicator, std::string_view bytes, int root);
+std::vector<std::string> all_gather_bytes(Communicator& communicator, std::string_view bytes);
+// Element by element over the ranks, in rank order, in place; the same number of values on every rank. A NaN
+// anywhere makes the maximum NaN.
+void sum_over_ranks(Communicator& communicator, std::span<double> values);
+void max_over_ranks(Communicator& communicator, std::span<double> values);
+// Whether all ranks gave the same value.
+bool all_equal(Communicator& communicator, uint64_t value);
+
+}  // namespace trainer

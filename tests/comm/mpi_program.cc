@@ -1,0 +1,148 @@
+// Runs under mpirun. `equal`: whatever MPI returns must have the bits the in-process ranks return. `fail KIND
+// RANK`: that rank goes down in the given way while the others wait for it. `report`: what the environment
+// says.
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "base/error.h"
+#include "comm/collectives.h"
+#include "comm/comm_cases.h"
+#include "comm/in_process.h"
+#include "comm/mpi/mpi_communicator.h"
+
+namespace trainer {
+namespace {
+
+// Not `assert`: it must hold in every build.
+void expect(bool holds, const char* what) {
+  if (!holds) run_error("wrong: {}", what);
+}
+
+std::vector<float> reduced(Communicator& communicator, size_t count, size_t chunk) {
+  auto data = comm_cases::contribution(communicator.rank(), count);
+  std::vector<float> staging(staging_count(count, communicator.size(), chunk));
+  wait(*all_reduce_sum(communicator, data.data(), count, chunk, staging, 20));
+  return data;
+}
+
+std::vector<float> reduced_in_process(int size, size_t count, size_t chunk) {
+  auto ranks = make_in_process_group(size);
+  std::vector<float> result;
+  std::vector<std::thread> threads;
+  for (auto& rank : ranks)
+    threads.emplace_back([&] {
+      auto data = reduced(*rank, count, chunk);
+      if (rank->rank() == 0) result = std::move(data);
+    });
+  for (auto& thread : threads) thread.join();
+  return result;
+}
+
+void check_sums(Communicator& world) {
+  for (const size_t count : {1ul, 37ul, 100003ul})
+    for (const size_t chunk : {64ul, 5000ul, 1ul << 20}) {
+      const auto got = reduced(world, count, chunk), want = reduced_in_process(world.size(), count, 333);
+      expect(std::memcmp(got.data(), want.data(), count * sizeof(float)) == 0, "bits of a sum");
+    }
+}
+
+// A message of many pieces (main sets them to 1000 bytes), of one, of none; two at once with one tag.
+void check_messages(Communicator& world) {
+  const int next = (world.rank() + 1) % world.size(),
+            previous = (world.rank() + world.size() - 1) % world.size();
+  for (const size_t bytes : {0ul, 1ul, 999ul, 1000ul, 1001ul, 1234567ul}) {
+    const std::string first(bytes, static_cast<char>('a' + world.rank())), second(bytes / 2, 'z');
+    std::string got_first(bytes, ' '), got_second(bytes / 2, ' ');
+    std::vector<RequestPtr> requests;
+    requests.push_back(world.receive(got_first.data(), bytes, previous, 3));
+    requests.push_back(world.receive(got_second.data(), bytes / 2, previous, 3));
+    requests.push_back(world.send(first.data(), bytes, next, 3));
+    requests.push_back(world.send(second.data(), bytes / 2, next, 3));
+    for (auto& request : requests) wait(*request);
+    expect(got_first == std::string(bytes, static_cast<char>('a' + previous)) && got_second == second,
+           "a message");
+  }
+  if (world.size() == 1) return;  // in one process the sender is told too
+  bool refused = false;
+  int value = 0;
+  const auto receive = world.receive(&value, sizeof value, previous, 4);
+  const auto send = world.send(&value, 1, next, 4);
+  try {
+    wait(*receive);
+  } catch (const RunError&) {
+    refused = true;
+  }
+  wait(*send);
+  expect(refused, "a message of another size was taken");
+}
+
+void check_groups(Communicator& world) {
+  const auto half = world.split(world.rank() % 2, -world.rank());
+  const int members = (world.size() + (world.rank() % 2 == 0)) / 2;
+  expect(half->size() == members, "size of a split");
+  expect(half->rank() == members - 1 - world.rank() / 2, "order of a split");
+  half->barrier();
+  // Two threads, each with a communicator of its own.
+  const auto other = world.split(0, world.rank());
+  std::thread thread([&] { check_sums(*other); });
+  check_sums(world);
+  thread.join();
+  world.barrier();
+
+  const auto parts = all_gather_bytes(world, std::to_string(world.rank()));
+  for (int r = 0; r < world.size(); ++r)
+    expect(parts[static_cast<size_t>(r)] == std::to_string(r), "gathered bytes");
+  expect(all_equal(world, 5) && all_equal(world, world.rank() == 1) == (world.size() == 1), "all_equal");
+}
+
+void fail(Communicator& world, const std::string& kind, int culprit) {
+  world.barrier();
+  if (world.rank() == culprit) {
+    if (kind == "kill") std::raise(SIGKILL);
+    if (kind == "throw") run_error("a made-up failure");
+    if (kind == "exit") std::exit(0);
+    if (kind == "quick_exit") ::_exit(0);
+    if (kind == "abort") world.abort("a made-up failure");
+    if (kind == "input") input_error("a made-up data file is bad");
+  }
+  int value = 0;
+  wait(*world.receive(&value, sizeof value, culprit, 0));  // never comes
+}
+
+int run(const MpiEnvironment& environment, const std::vector<std::string>& arguments) {
+  if (arguments[0] == "report") {
+    std::printf("rank %d of %d, local %d of %d\n", environment.rank(), environment.size(),
+                environment.local_rank(), environment.local_size());
+    return 0;
+  }
+  const auto world = environment.world();
+  if (arguments[0] == "fail") {
+    fail(*world, arguments[1], std::stoi(arguments[2]));
+    return 0;
+  }
+  expect(world->rank() == environment.rank() && world->size() == environment.size(), "the world");
+  expect(environment.local_size() == world->size() && environment.local_rank() == world->rank(),
+         "local ranks");
+  check_messages(*world);
+  check_sums(*world);
+  check_groups(*world);
+  return 0;
+}
+
+}  // namespace
+}  // namespace trainer
+
+int main(int argc, char** argv) {
+  const trainer::MpiEnvironment environment(1000);
+  try {
+    return trainer::run(environment, {argv + 1, argv + argc});
+  } catch (const trainer::Error& e) {
+    environment.abort(e.what(), e.exit_code());
+  }
+}
