@@ -1,0 +1,116 @@
+#include "checkpoint/model_source.h"
+
+#include "base/error.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "checkpoint/checkpoint_layout.h"
+#include "checkpoint/hugging_face.h"
+#include "checkpoint/training_checkpoint.h"
+
+namespace trainer {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kResolvedConfig[] = "resolved_config.json";
+constexpr char kCheckpointFolder[] = "checkpoints";
+
+class CheckpointSource : public ModelSource {
+ public:
+  explicit CheckpointSource(const fs::path& directory) : reader_(directory) {
+    manifest_ = (directory / kManifestFile).string();
+    const auto model = reader_.state().find("model");
+    if (model == reader_.state().end())
+      input_error("{}: its state does not say what model this is", manifest_);
+    config_ = model_config_from_hugging_face(*model, manifest_ + ": state.model");
+    find_tokenizer(fs::absolute(directory).lexically_normal());
+  }
+
+  TensorType type_of(const ParameterSpec& parameter) const override {
+    const auto* shape = reader_.shape(parameter.name);
+    if (!shape) input_error("{}: holds no tensor '{}'", manifest_, parameter.name);
+    if (*shape != parameter.shape)
+      input_error("{}: tensor '{}' has shape {}, its model config makes it {}", manifest_, parameter.name,
+                  describe_shape(*shape), describe_shape(parameter.shape));
+    return TensorType::kF32;
+  }
+  void read(const ParameterSpec& parameter, int64_t begin, std::span<float> values) const override {
+    type_of(parameter);
+    reader_.read(parameter.name, begin, values);
+  }
+
+ private:
+  // RUN/checkpoints/step_00000010 lies in a run directory whose resolved config names the tokenizer.
+  void find_tokenizer(const fs::path& directory) {
+    const fs::path run = directory.parent_path().parent_path(), file = run / kResolvedConfig;
+    if (!fs::exists(file)) return;
+    const Json config = parse_json_file(file.string());
+    const auto data = config.find("data");
+    if (data == config.end()) return;
+    tokenizer_ = json_string(*data, "tokenizer", file.string() + ": data", "");
+    // A relative path was relative to where the run was started from.
+    if (!tokenizer_.empty() && tokenizer_ != "byte" && !fs::exists(tokenizer_) &&
+        fs::exists(run / tokenizer_))
+      tokenizer_ = (run / tokenizer_).string();
+  }
+
+  CheckpointReader reader_;
+  std::string manifest_;
+};
+
+std::unique_ptr<ModelSource> newest_checkpoint(const fs::path& root) {
+  const auto found = find_latest_checkpoint(root);
+  if (!found) input_error("{}: holds no checkpoint yet", root.string());
+  spdlog::info("reading {}", found->string());
+  return std::make_unique<CheckpointSource>(*found);
+}
+
+}  // namespace
+
+void ModelSource::check(std::span<const ParameterSpec> parameters) const {
+  for (const auto& parameter : parameters) type_of(parameter);
+}
+
+std::unique_ptr<ModelSource> open_model_source(const fs::path& path) {
+  if (!fs::is_directory(path)) input_error("{}: no such folder", path.string());
+  const fs::path folder = path.has_filename() ? path : path.parent_path();  // "a/" is "a"
+  if (fs::exists(folder / kManifestFile)) return std::make_unique<CheckpointSource>(folder);
+  if (fs::is_directory(folder / kCheckpointFolder)) return newest_checkpoint(folder / kCheckpointFolder);
+  if (!list_checkpoints(folder, "").empty()) return newest_checkpoint(folder);
+  if (fs::exists(folder / "config.json")) return std::make_unique<HuggingFaceFolder>(folder);
+  input_error(
+      "{}: neither a Hugging Face model folder (config.json), nor a run directory (checkpoints/), nor a "
+      "training "
+      "checkpoint ({})",
+      path.string(), kManifestFile);
+}
+
+void read_parameter(const ModelSource& source, const ParameterSpec& parameter, std::span<float> values) {
+  require(static_cast<int64_t>(values.size()) == parameter.count(), "{} values for parameter '{}' of {}",
+          values.size(), parameter.name, parameter.count());
+  source.read(parameter, 0, values);
+}
+
+void read_layer(const ModelSource& source, const Layer& layer, std::span<float> block) {
+  require(static_cast<int64_t>(block.size()) >= layer.block_size(),
+          "a block of {} elements for a layer of {}", block.size(), layer.block_size());
+  for (const auto& parameter : layer.parameters())
+    read_parameter(
+        source, parameter,
+        block.subspan(static_cast<size_t>(parameter.offset), static_cast<size_t>(parameter.count())));
+}
+
+std::vector<ParameterSpec> parameters_of(const Model& model) {
+  std::vector<ParameterSpec> all;
+  for (int i = 0; i < model.layer_count(); ++i) {
+    const auto& layer = model.layer(i).parameters();
+    all.insert(all.end(), layer.begin(), layer.end());
+  }
+  return all;
+}
+
+std::string describe_shape(std::span<const int64_t> shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+}  // namespace trainer
