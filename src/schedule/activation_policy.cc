@@ -15,24 +15,13 @@ class ActivationPolicyPass : public Pass {
       const Task& task = builder.task(id);
       const bool block = task.at.layer_begin > 0 && task.at.layer_begin < problem.layer_count() - 1;
       if (!block) continue;
-      if (task.kind == TaskKind::kForward) discard_saved(builder, id);
+      if (task.kind == TaskKind::kForward)
+        std::erase_if(builder.task(id).uses, [](const Use& use) { return use.role == Role::kSaved; });
       if (task.kind == TaskKind::kBackward) recover_before(builder, id);
     }
   }
 
  private:
-  // The forward still needs the space while it runs; what it leaves there is not kept.
-  static void discard_saved(StepGraphBuilder& builder, TaskId forward) {
-    for (size_t i = 0; i < builder.task(forward).uses.size(); ++i) {
-      if (builder.task(forward).uses[i].role != Role::kSaved) continue;
-      Buffer scratch = builder.buffer(builder.task(forward).uses[i].buffer);
-      scratch.name += " (not kept)";
-      scratch.tier = Tier::kShort;
-      const BufferId id = builder.add_buffer(std::move(scratch));
-      builder.task(forward).uses[i].buffer = id;
-    }
-  }
-
   static void recover_before(StepGraphBuilder& builder, TaskId backward) {
     Task recover = builder.task(backward);
     recover.kind = TaskKind::kRecover;

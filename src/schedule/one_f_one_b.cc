@@ -62,7 +62,8 @@ class StageWriter {
   }
 
   void write() {
-    const auto slots = one_f_one_b_slots(problem_.stages, stage_, problem_.micro_batches);
+    const auto slots =
+        one_f_one_b_slots(problem_.stages, stage_, problem_.micro_batches, problem_.forward_only);
     for (size_t k = 0; k < slots.size(); ++k) {
       if (k == 0) receive(slots[0]);
       if (k + 1 < slots.size()) receive(slots[k + 1]);
@@ -79,6 +80,7 @@ class StageWriter {
  private:
   bool first_stage() const { return stage_ == 0; }
   bool last_stage() const { return stage_ == problem_.stages - 1; }
+  int gradient_buffers() const { return problem_.forward_only ? 0 : folds_.buffers; }
   int head() const { return problem_.layer_count() - 1; }
   const LayerCatalogue& layer(int index) const { return problem_.layers[static_cast<size_t>(index)]; }
   int virtual_rank(int m) const { return m / (problem_.micro_batches / problem_.virtual_ranks); }
@@ -104,7 +106,7 @@ class StageWriter {
     for (int l = first_; l <= last_; ++l) {
       weights_[l] = make(fmt::format("weights {}", layer(l).name),
                          layer(l).parameters * problem_.element_bytes, weights_tier, true);
-      for (int k = 0; k < folds_.buffers; ++k)
+      for (int k = 0; k < gradient_buffers(); ++k)
         gradients_[l].push_back(make(fmt::format("gradient {} level {}", layer(l).name, k),
                                      layer(l).parameters * 4, Tier::kMedium));
       temporary = std::max(temporary, layer(l).temporary_bytes);
@@ -114,13 +116,14 @@ class StageWriter {
       shared_weights_ = first_stage() ? weights_[0]
                                       : make(fmt::format("weights {} (tied copy)", owner.name),
                                              owner.parameters * problem_.element_bytes, weights_tier, true);
-      for (int k = 0; k < folds_.buffers; ++k)
+      for (int k = 0; k < gradient_buffers(); ++k)
         shared_gradients_.push_back(make(fmt::format("gradient {} from head level {}", owner.name, k),
                                          owner.parameters * 4, Tier::kMedium));
     }
     temporary_ = make("temporary", temporary, Tier::kShort, true);
     if (problem_.workspace_bytes > 0) make("workspace", problem_.workspace_bytes, Tier::kShort, true);
-    if (last_stage()) loss_ = make("loss", 16 * problem_.virtual_ranks, Tier::kMedium);
+    if (last_stage() && !problem_.forward_only)
+      loss_ = make("loss", 16 * problem_.virtual_ranks, Tier::kMedium);
   }
 
   Task task(TaskKind kind, LaneKind lane, int m, int l) const {
@@ -179,14 +182,14 @@ class StageWriter {
       Task t = task(TaskKind::kForward, LaneKind::kCompute, m, l);
       use_weights(t, l);
       if (l > 0) t.uses.push_back({outputs_.at({l - 1, m}), Access::kRead, Role::kInput});
-      for (size_t i = 0; i < layer(l).saved.size(); ++i) {
+      for (size_t i = 0; i < layer(l).saved.size() && !problem_.forward_only; ++i) {
         const SavedTensor& saved = layer(l).saved[i];
         const BufferId b = make(fmt::format("{} of {} micro-batch {}", saved.name, layer(l).name, m),
                                 saved.bytes, Tier::kMedium);
         saved_[{l, m}].push_back(b);
         t.uses.push_back({b, Access::kWrite, Role::kSaved, static_cast<int16_t>(i)});
       }
-      if (l == head()) {
+      if (l == head() && !problem_.forward_only) {
         // The classifier's backward is fused with its forward, so gradients are added to here.
         const Access access = opens_virtual_rank(m) ? Access::kWrite : Access::kAccumulate;
         const auto level = static_cast<size_t>(folds_.leaf[static_cast<size_t>(virtual_rank(m))]);
@@ -194,7 +197,7 @@ class StageWriter {
                           static_cast<int16_t>(virtual_rank(m))});
         t.uses.push_back({gradients_.at(l)[level], access, Role::kGradient});
         if (problem_.tied()) t.uses.push_back({shared_gradients_[level], access, Role::kSharedGradient});
-      } else {
+      } else if (l < head()) {
         const bool leaves = l == last_;
         outputs_[{l, m}] = make(fmt::format("output of {} micro-batch {}", layer(l).name, m),
                                 layer(l).output_bytes + (leaves ? kBoundaryTrailerBytes : 0), Tier::kMedium);
@@ -257,14 +260,15 @@ class StageWriter {
 
 }  // namespace
 
-std::vector<Slot> one_f_one_b_slots(int stages, int stage, int micro_batches) {
-  const int warm_up = warm_up_micro_batches(stages, stage, micro_batches);
+std::vector<Slot> one_f_one_b_slots(int stages, int stage, int micro_batches, bool forward_only) {
+  const int warm_up = forward_only ? micro_batches : warm_up_micro_batches(stages, stage, micro_batches);
   std::vector<Slot> slots;
   for (int m = 0; m < warm_up; ++m) slots.push_back({true, m});
   for (int i = 0; i < micro_batches - warm_up; ++i) {
     slots.push_back({true, warm_up + i});
     slots.push_back({false, i});
   }
+  if (forward_only) return slots;
   for (int m = micro_batches - warm_up; m < micro_batches; ++m) slots.push_back({false, m});
   return slots;
 }

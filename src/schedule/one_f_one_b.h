@@ -15,7 +15,7 @@ struct Slot {
   bool forward = true;
   int micro_batch = 0;
 };
-std::vector<Slot> one_f_one_b_slots(int stages, int stage, int micro_batches);
+std::vector<Slot> one_f_one_b_slots(int stages, int stage, int micro_batches, bool forward_only = false);
 
 // Writes the main path of every rank to build: receives, forwards with all saved tensors kept, backwards,
 // sends, and the folds of virtual ranks' gradients. Receives stand one slot ahead of their use, so they are

@@ -20,6 +20,7 @@ StepGraph build_step_graph(const Problem& problem) {
   StepGraphBuilder builder;
   one_f_one_b(builder, problem);
   make_activation_policy()->apply(builder, problem);
+  if (problem.forward_only) return place_memory(builder.build());
   for (const auto& name : problem.passes) make_pass(name)->apply(builder, problem);
   return place_memory(builder.build());
 }

@@ -17,7 +17,13 @@ std::vector<int> Problem::ranks_to_build() const {
 
 uint64_t Problem::hash() const {
   Hasher h;
-  h.add(stages).add(replicas).add(micro_batches).add(virtual_ranks).add(activation).add(element_bytes);
+  h.add(stages)
+      .add(replicas)
+      .add(micro_batches)
+      .add(virtual_ranks)
+      .add(activation)
+      .add(forward_only)
+      .add(element_bytes);
   for (int layer : first_layer) h.add(layer);
   for (const auto& pass : passes) h.add(pass);
   for (const auto& layer : layers) {

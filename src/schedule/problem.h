@@ -20,6 +20,7 @@ struct Problem {
   std::vector<LayerCatalogue> layers;  // embedding, blocks, head
   std::vector<int> first_layer;        // of each stage; [stages] = layers.size()
   ActivationPolicy activation = ActivationPolicy::kFullSave;
+  bool forward_only = false;    // evaluation: forwards that keep nothing
   int64_t element_bytes = 4;    // of working weights; 2: beside an fp32 master copy
   int64_t workspace_bytes = 0;  // kernels' own scratch, one per compute lane
   std::vector<std::string> passes;

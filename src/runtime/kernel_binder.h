@@ -1,0 +1,19 @@
+// What executors ask to do the work of a task.
+#pragma once
+
+#include "comm/communicator.h"
+#include "schedule/dispatcher.h"
+
+namespace trainer {
+
+class KernelBinder {
+ public:
+  virtual ~KernelBinder() = default;
+  // Does the instance's work. Returns null when it is done; a transfer or collective may return the request
+  // still under way, which the caller polls. Called from one thread per lane.
+  virtual RequestPtr start(const StepGraph& graph, Instance instance) = 0;
+  // After the request of an instance completed, before its consumers may start.
+  virtual void finish(const StepGraph& graph, Instance instance) = 0;
+};
+
+}  // namespace trainer

@@ -1,0 +1,37 @@
+// The memory of one rank: one arena per lifetime tier, laid out by the step graphs that run in it.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "device/arena.h"
+#include "schedule/memory.h"
+#include "schedule/step_graph.h"
+
+namespace trainer {
+
+// Where each buffer of a graph lies. A second graph (evaluation) shares the first one's persistent buffers,
+// by name, and lays its own over the part that holds nothing between two steps.
+class RankMemory {
+ public:
+  // Bytes by tier, for `training` and the graphs that run between its steps.
+  static TierBytes plan(const StepGraph& training, const std::vector<const StepGraph*>& between, int rank);
+
+  RankMemory(const StepGraph& training, const std::vector<const StepGraph*>& between, int rank);
+
+  // First byte of the buffer's slot for `step` (absolute; `distance` steps back). `graph` is one of those
+  // given.
+  std::byte* address(const StepGraph& graph, BufferId buffer, int64_t step = 0, int distance = 0) const;
+  const TierBytes& sizes() const { return sizes_; }
+
+ private:
+  struct Layout {
+    const StepGraph* graph;
+    std::vector<int64_t> offsets;  // by buffer; kNone: of another rank
+  };
+  TierBytes sizes_{};
+  std::array<Arena, kTierCount> arenas_;
+  std::vector<Layout> layouts_;
+};
+
+}  // namespace trainer

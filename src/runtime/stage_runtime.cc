@@ -1,0 +1,220 @@
+#include "runtime/stage_runtime.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <exception>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "comm/back_off.h"
+
+namespace trainer {
+namespace {
+
+bool moves_data_between_ranks(LaneKind kind) {
+  switch (kind) {
+    case LaneKind::kReceiveForward:
+    case LaneKind::kSendForward:
+    case LaneKind::kReceiveBackward:
+    case LaneKind::kSendBackward:
+    case LaneKind::kCollective:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// One call of StageRuntime::run.
+class Run {
+ public:
+  Run(const StepGraph& graph, KernelBinder& binder, const RuntimeOptions& options, Timeline& timeline,
+      int64_t first_step, int steps, const std::function<void(int64_t)>& on_step)
+      : graph_(graph),
+        binder_(binder),
+        options_(options),
+        timeline_(timeline),
+        first_step_(first_step),
+        on_step_(on_step),
+        dispatcher_(graph, steps) {}
+
+  void execute() {
+    std::vector<LaneId> communication, others;
+    LaneId main = kNone;
+    for (size_t i = 0; i < graph_.lanes.size(); ++i) {
+      const auto id = static_cast<LaneId>(i);
+      if (moves_data_between_ranks(graph_.lanes[i].kind))
+        communication.push_back(id);
+      else if (main == kNone && graph_.lanes[i].kind == LaneKind::kCompute)
+        main = id;
+      else
+        others.push_back(id);
+    }
+    {
+      std::vector<std::jthread> workers;
+      if (!communication.empty()) workers.emplace_back([&] { guarded([&] { communicate(communication); }); });
+      for (LaneId lane : others) workers.emplace_back([this, lane] { guarded([&] { work(lane, false); }); });
+      guarded([&] { work(main, true); });
+    }
+    if (error_) std::rethrow_exception(error_);
+    report_steps();
+  }
+
+ private:
+  template <class Body>
+  void guarded(Body&& body) {
+    try {
+      body();
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      if (!error_) error_ = std::current_exception();
+      stopping_ = true;
+      changed_.notify_all();
+    }
+  }
+
+  double now() const { return options_.clock ? options_.clock->now() : 0; }
+  int64_t absolute(Instance i) const { return first_step_ + i.step; }
+  const Task& task(TaskId id) const { return graph_.tasks[static_cast<size_t>(id)]; }
+
+  // The worker of a lane whose tasks are done where they are started.
+  void work(LaneId lane, bool main) {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      const double begin = main && options_.ledger ? now() : 0;
+      std::optional<Instance> instance;
+      changed_.wait(lock,
+                    [&] { return stopping_ || (instance = dispatcher_.next(lane)) || exhausted(lane); });
+      if (stopping_ || !instance) return;
+      if (main && options_.ledger) book_wait(*instance, begin);
+      lock.unlock();
+      const double started = now();
+      require(!binder_.start(graph_, *instance), "{} is not a transfer", graph_.describe(instance->task));
+      binder_.finish(graph_, *instance);
+      const double ended = now();
+      lock.lock();
+      if (main && options_.ledger)
+        options_.ledger->ran(absolute(*instance), task(instance->task).kind, ended - started);
+      completed(*instance, started, ended);
+      if (main && dispatcher_.steps_completed() > reported_) {
+        lock.unlock();
+        report_steps();
+        lock.lock();
+      }
+    }
+  }
+
+  bool exhausted(LaneId lane) const {
+    return graph_.lanes[static_cast<size_t>(lane)].order == LaneOrder::kFifo ? !dispatcher_.awaited(lane)
+                                                                             : dispatcher_.finished();
+  }
+
+  void book_wait(Instance instance, double begin) {
+    const TaskId producer = dispatcher_.released_by(instance);
+    const double end = now();
+    if (producer == kNone) return;
+    const Task& p = task(producer);
+    if (p.lane == task(instance.task).lane) return;  // its own lane was busy: no wait
+    const bool forward = graph_.lanes[static_cast<size_t>(p.lane)].kind == LaneKind::kReceiveForward;
+    options_.ledger->waited(absolute(instance), p.kind, forward, p.at.micro_batch, begin, end);
+  }
+
+  struct Pending {
+    Instance instance;
+    RequestPtr request;
+    double started;
+  };
+
+  void communicate(const std::vector<LaneId>& lanes) {
+    std::vector<Pending> pending;
+    BackOff back_off;
+    while (true) {
+      std::vector<Instance> fresh;
+      {
+        std::unique_lock lock(mutex_);
+        const auto take = [&] {
+          for (LaneId lane : lanes)
+            if (auto instance = dispatcher_.next(lane)) fresh.push_back(*instance);
+          return !fresh.empty();
+        };
+        const auto all_exhausted = [&] {
+          return std::all_of(lanes.begin(), lanes.end(), [&](LaneId lane) { return exhausted(lane); });
+        };
+        if (!stopping_) take();
+        if (fresh.empty() && pending.empty())
+          changed_.wait(lock, [&] { return stopping_ || take() || all_exhausted(); });
+        if (stopping_) return;
+        if (fresh.empty() && pending.empty()) return;
+      }
+      for (Instance instance : fresh) {
+        const double started = now();
+        RequestPtr request = binder_.start(graph_, instance);
+        pending.push_back({instance, std::move(request), started});
+      }
+      const size_t moved = std::erase_if(pending, [&](Pending& p) {
+        if (p.request && !p.request->test()) return false;
+        binder_.finish(graph_, p.instance);
+        const double ended = now();
+        const std::lock_guard lock(mutex_);
+        completed(p.instance, p.started, ended);
+        return true;
+      });
+      if (moved > 0 || !fresh.empty())
+        back_off.reset();
+      else
+        back_off.pause();
+    }
+  }
+
+  // With the lock held.
+  void completed(Instance instance, double started, double ended) {
+    dispatcher_.complete(instance);
+    if (options_.traced_steps.count(absolute(instance))) {
+      const Task& t = task(instance.task);
+      const Lane& lane = graph_.lanes[static_cast<size_t>(t.lane)];
+      timeline_.events.push_back({graph_.describe(instance.task), name_of(t.kind), name_of(lane.kind),
+                                  t.at.rank, static_cast<int32_t>(absolute(instance)), t.at.layer_begin,
+                                  t.at.micro_batch, started, ended});
+    }
+    changed_.notify_all();
+  }
+
+  void report_steps() {
+    while (true) {
+      {
+        const std::lock_guard lock(mutex_);
+        if (reported_ >= dispatcher_.steps_completed()) return;
+        ++reported_;
+      }
+      if (on_step_) on_step_(first_step_ + reported_ - 1);
+    }
+  }
+
+  const StepGraph& graph_;
+  KernelBinder& binder_;
+  const RuntimeOptions& options_;
+  Timeline& timeline_;
+  const int64_t first_step_;
+  const std::function<void(int64_t)>& on_step_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Dispatcher dispatcher_;  // guarded by mutex_, as all below
+  std::exception_ptr error_;
+  bool stopping_ = false;
+  int reported_ = 0;
+};
+
+}  // namespace
+
+StageRuntime::StageRuntime(const StepGraph& graph, KernelBinder& binder, RuntimeOptions options)
+    : graph_(graph), binder_(binder), options_(std::move(options)) {}
+
+void StageRuntime::run(int64_t first_step, int steps, const std::function<void(int64_t)>& on_step) {
+  if (steps <= 0) return;
+  Run(graph_, binder_, options_, timeline_, first_step, steps, on_step).execute();
+}
+
+Timeline StageRuntime::take_timeline() { return std::exchange(timeline_, {}); }
+
+}  // namespace trainer

@@ -1,0 +1,122 @@
+// Does the work of a rank's training tasks with a kernel set: layers, folds, exchanges, optimizer.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "model/layer.h"
+#include "optim/lr_schedule.h"
+#include "runtime/clock.h"
+#include "runtime/kernel_binder.h"
+#include "runtime/rank_memory.h"
+#include "runtime/waiting.h"
+#include "schedule/problem.h"
+
+namespace trainer {
+
+// Per-step inputs, by absolute step (from 1) and the rank's micro-batch. The view stays valid until the step
+// after next is asked for.
+class StepInputs {
+ public:
+  virtual ~StepInputs() = default;
+  virtual BatchView micro_batch(int64_t step, int micro_batch) = 0;
+};
+
+struct OptimizerSettings {
+  LrSchedule schedule;
+  double weight_decay = 0, beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
+  double clip_norm = 0;  // 0: no clipping
+  bool skip_non_finite = true;
+};
+
+// What all ranks know after a step's exchange.
+struct StepResult {
+  double loss = 0;           // mean over the valid tokens of the global batch; 0 when there are none
+  double gradient_norm = 0;  // of the mean loss, before clipping
+  int64_t valid_tokens = 0;
+  double learning_rate = 0;  // used by this step's update
+  bool skipped = false;
+};
+
+// One communicator each, for one thread: transfers between stages, and the groups of schedule's
+// CommunicatorId.
+struct RankCommunicators {
+  std::unique_ptr<Communicator> boundary, data_parallel, tied, world;
+  // Collective over `world`.
+  static RankCommunicators make(Communicator& world, const Problem& problem);
+};
+
+// A parameter block held by this rank. `copy`: the last stage's copy of a tied embedding.
+struct OwnedBlock {
+  int layer = 0;
+  bool copy = false;
+  float *master = nullptr, *moment1 = nullptr, *moment2 = nullptr;
+  Ref working;  // null data: the master copy itself
+};
+
+class TrainingBinder : public KernelBinder {
+ public:
+  struct Parts {
+    const Problem& problem;
+    int rank;
+    const Model& model;
+    KernelSet& kernels;
+    const RankMemory& memory;
+    RankCommunicators& communicators;
+    StepInputs& inputs;
+    OptimizerSettings optimizer;
+    int64_t micro_batch = 1, sequence = 1;
+    DType dtype = DType::kF32;
+    WaitLedger* ledger = nullptr;  // may be null
+    const Clock* clock = nullptr;
+  };
+  explicit TrainingBinder(Parts parts);
+  ~TrainingBinder() override;
+
+  RequestPtr start(const StepGraph& graph, Instance instance) override;
+  void finish(const StepGraph& graph, Instance instance) override;
+
+  // Absolute number of the dispatcher's step 0; set before each run.
+  void set_first_step(int64_t step) { first_step_ = step; }
+  // Optimizer updates made so far (skipped steps make none).
+  int64_t updates_done() const { return updates_done_; }
+  void set_updates_done(int64_t updates) { updates_done_ = updates; }
+  // Removes and returns the result of a finished step.
+  StepResult take_result(int64_t step);
+  // Loss sum and valid tokens seen by forward-only programs on this rank since the last call.
+  ClassifierResult take_evaluation();
+
+  // The blocks that `training` keeps on this rank, ascending by layer, a tied copy last.
+  std::vector<OwnedBlock> blocks(const StepGraph& training) const;
+  // Working weights from the master copies, after those were set.
+  void refresh_working_weights(const StepGraph& training);
+
+ private:
+  struct Control;  // the content of the control buffer
+  struct LossCell;
+
+  std::byte* at(const StepGraph& graph, const Use& use, int64_t step) const;
+  Ref activation(const StepGraph& graph, const Task& task, Role role, int index, int64_t step) const;
+  LayerCall call(const StepGraph& graph, const Task& task, int64_t step, std::vector<Ref>& saved) const;
+  float* gradient(const StepGraph& graph, const Task& task, Role role, int64_t step) const;
+  void forward(const StepGraph& graph, const Task& task, int64_t step);
+  void backward(const StepGraph& graph, const Task& task, int64_t step);
+  RequestPtr synchronise(const StepGraph& graph, const Task& task, int64_t step);
+  void square(const StepGraph& graph, const Task& task, int64_t step);
+  RequestPtr exchange_norms(const StepGraph& graph, const Task& task, int64_t step);
+  void conclude(const StepGraph& graph, const Task& task, int64_t step);
+  void update(const StepGraph& graph, const Task& task, int64_t step);
+  size_t payload_count(int rank) const;
+
+  Parts parts_;
+  int64_t first_step_ = 1;
+  int64_t updates_done_ = 0;
+  std::vector<std::vector<double>> payloads_;  // by rank, of the exchange under way
+  std::mutex results_mutex_;
+  std::map<int64_t, StepResult> results_;
+  ClassifierResult evaluation_;
+};
+
+}  // namespace trainer
