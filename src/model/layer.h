@@ -1,6 +1,6 @@
-// Layers: descriptions with explicit forward, recover and backward. A layer owns no weights and keeps no state; every
-// call is given views of its weights, gradients and saved tensors. Layer 0 is the embedding, 1 ... L the transformer
-// blocks, L + 1 the head (final norm, classifier and loss).
+// Layers: descriptions with explicit forward, recover and backward. A layer owns no weights and keeps no
+// state; every call is given views of its weights, gradients and saved tensors. Layer 0 is the embedding, 1
+// ... L the transformer blocks, L + 1 the head (final norm, classifier and loss).
 #pragma once
 
 #include <cstdint>
@@ -20,12 +20,13 @@ enum class InitKind : uint8_t { kNormal, kZero, kOne };
 // One logical parameter tensor, named as in the Hugging Face model folder.
 struct ParameterSpec {
   std::string name;
-  std::vector<int64_t> shape;          // logical shape as libtrainer holds it: a matrix is [output, input]
-  int64_t offset = 0;                  // elements, in the layer's flat block
+  std::vector<int64_t> shape;  // logical shape as libtrainer holds it: a matrix is [output, input]
+  int64_t offset = 0;          // elements, in the layer's flat block
   InitKind init = InitKind::kNormal;
   double init_std = 0;
-  bool transposed_on_disk = false;     // GPT-2's Conv1D stores [input, output]
-  bool decays() const { return shape.size() >= 2; }   // weight decay touches matrices only, embeddings included
+  bool transposed_on_disk = false;  // GPT-2's Conv1D stores [input, output]
+  // Weight decay touches matrices only, embeddings included.
+  bool decays() const { return shape.size() >= 2; }
   int64_t count() const {
     int64_t n = 1;
     for (int64_t s : shape) n *= s;
@@ -33,69 +34,88 @@ struct ParameterSpec {
   }
 };
 
-// Per-micro-batch inputs. Arrays are [micro_batch * sequence]; a segment's view holds the segment's rows only.
+// Per-micro-batch inputs. Arrays are [micro_batch * sequence]; a segment's view holds the segment's rows
+// only.
 struct BatchView {
   int64_t micro_batch = 0, sequence = 0;
   const int32_t* tokens = nullptr;
-  const int32_t* labels = nullptr;            // -100: ignored
+  const int32_t* labels = nullptr;  // -100: ignored
   const int32_t* positions = nullptr;
-  std::span<const int32_t> document_starts;   // empty: each row is one document
+  // As in AttentionShape, over the whole sequences even in a segment's view. Empty: each row is one document.
+  std::span<const int32_t> document_starts;
   int64_t count() const { return micro_batch * sequence; }
 };
 
-// Keys and values of the whole sequence, for a sequence cut into segments (forward in order, backward in reverse).
-// Null: the sequence is one segment and they live among the saved tensors.
+// Keys and values of the whole sequence, for a sequence cut into segments (forward in order, backward in
+// reverse). Null: the sequence is one segment and they live among the saved tensors.
 struct Carry {
-  Ref k, v;                            // [micro_batch, whole_sequence, kv_width]
-  float *dk = nullptr, *dv = nullptr;  // same shape, fp32 accumulators, zeroed before the last segment's backward
+  Ref k, v;  // [micro_batch, whole_sequence, kv_width]
+  // Same shape, fp32 accumulators, zeroed before the last segment's backward.
+  float *dk = nullptr, *dv = nullptr;
   int64_t whole_sequence = 0;
-  int64_t offset = 0;                  // of this segment
+  int64_t offset = 0;  // of this segment
 };
 
 // Everything one call may touch. Nothing is owned.
 struct LayerCall {
   KernelSet& kernels;
   BatchView batch;
-  Ref weights;                         // the layer's flat block
-  Ref shared_weights;                  // the block it shares (tied head: the embedding's)
-  float* gradients = nullptr;          // flat fp32, same layout as weights; null: frozen
+  Ref weights;                 // the layer's flat block
+  Ref shared_weights;          // the block it shares (tied head: the embedding's)
+  float* gradients = nullptr;  // flat fp32, same layout as weights; null: frozen
   float* shared_gradients = nullptr;
-  std::span<const Ref> saved;          // one per catalogue entry, in its order
-  std::span<std::byte> temporary;      // catalogue().temporary_bytes, 64-byte aligned
+  // One per catalogue entry, in its order. Forward leaves out what is null (empty: all of it); key and value
+  // are not used with a carry. Recover and backward are given all of them.
+  std::span<const Ref> saved;
+  std::span<std::byte> temporary;  // catalogue().temporary_bytes, 64-byte aligned
   Carry* carry = nullptr;
+  uint64_t kept = 0;              // recover: bit i says that saved[i] still holds its values
+  float* token_losses = nullptr;  // head: [tokens], the loss of each label, 0 where ignored; may be null
 };
 
 class Layer {
  public:
   virtual ~Layer() = default;
-  virtual const std::vector<ParameterSpec>& parameters() const = 0;   // ascending offsets, each 64-byte aligned
-  virtual int64_t block_size() const = 0;                             // elements of the flat block, padding included
-  // For micro-batches of [micro_batch, sequence] in `dtype`; `carry`: K/V of the whole sequence live outside.
+  // Ascending offsets. Each begins on a 64-byte boundary, in fp32 and in bf16, save those that one operation
+  // takes together (q, k, v; gate, up): they follow one another directly.
+  virtual const std::vector<ParameterSpec>& parameters() const = 0;
+  virtual int64_t block_size() const = 0;  // elements of the flat block, padding included; padding stays zero
+  // For micro-batches of [micro_batch, sequence] in `dtype`. `temporary_bytes` is enough for any call of that
+  // size, with or without saved tensors and carry.
   virtual LayerCatalogue catalogue(int64_t micro_batch, int64_t sequence, DType dtype) const = 0;
 
-  // y [tokens, hidden] from x [tokens, hidden] (null for the embedding); fills `saved`. The head's y is null and its
-  // loss is returned; with gradients wanted (`call.saved` given) it already holds the backward of the classifier.
+  // y [tokens, hidden] from x [tokens, hidden] (null for the embedding; not the same memory as y); fills
+  // `saved`. The head's y is null and the sum of its losses is returned; when `call.saved` is given it also
+  // runs the classifier's backward, which adds the gradient of the classifier's weight. With nothing saved it
+  // is an evaluation.
   virtual ClassifierResult forward(const LayerCall& call, ConstRef x, Ref y) const = 0;
-  // Fills `saved` again from the layer's input, to the same bits as forward did.
+  // Fills `saved` again from the layer's input, to the same bits as forward did; adds to no gradient.
   virtual void recover(const LayerCall& call, ConstRef x) const = 0;
-  // dx [tokens, hidden] (null for the embedding) from dy (null for the head); adds to the gradients.
+  // dx [tokens, hidden] (null for the embedding) from dy (null for the head); adds to the gradients. dx may
+  // be dy.
   virtual void backward(const LayerCall& call, ConstRef x, ConstRef dy, Ref dx) const = 0;
 };
 
+class HeadLayer;  // model/layers.h
+
 class Model {
  public:
-  explicit Model(ModelConfig config);
+  // `positions` bounds every call's positions (the longest sequence); 0: config.max_position_embeddings.
+  // Rotary tables are made for that many.
+  explicit Model(ModelConfig config, int64_t positions = 0);
   ~Model();
   Model(Model&&) noexcept;
 
   const ModelConfig& config() const { return config_; }
-  int layer_count() const { return static_cast<int>(layers_.size()); }   // L + 2
+  int layer_count() const { return static_cast<int>(layers_.size()); }  // L + 2
   const Layer& layer(int index) const { return *layers_[static_cast<size_t>(index)]; }
+  const HeadLayer& head() const;
   // Bounds for the workspace of every call with these micro-batches.
   WorkspaceShape workspace_shape(int64_t micro_batch, int64_t sequence, DType dtype) const;
-  int64_t parameter_count() const;                      // each logical parameter once
+  int64_t parameter_count() const;  // each logical parameter once
   // Model FLOPs of one training step per token: 6 x matrices + attention, causal halved.
   double flops_per_token(int64_t sequence) const;
+  int64_t table_bytes() const { return static_cast<int64_t>(rope_tables_.size() * sizeof(float)); }
 
  private:
   ModelConfig config_;
@@ -105,6 +125,7 @@ class Model {
 
 // Fills `values` [count] with the initial value of elements [begin, begin + count) of `parameter`. Depends on
 // (seed, parameter name, global element index) only.
-void initialize_parameter(const ParameterSpec& parameter, uint64_t seed, int64_t begin, std::span<float> values);
+void initialize_parameter(const ParameterSpec& parameter, uint64_t seed, int64_t begin,
+                          std::span<float> values);
 
 }  // namespace trainer

@@ -1,0 +1,27 @@
+#include <algorithm>
+
+#include "base/hash.h"
+#include "base/philox.h"
+#include "model/layer.h"
+
+namespace trainer {
+
+void initialize_parameter(const ParameterSpec& parameter, uint64_t seed, int64_t begin,
+                          std::span<float> values) {
+  switch (parameter.init) {
+    case InitKind::kZero:
+      std::ranges::fill(values, 0.0f);
+      return;
+    case InitKind::kOne:
+      std::ranges::fill(values, 1.0f);
+      return;
+    case InitKind::kNormal:
+      break;
+  }
+  const Philox random(hash_string(parameter.name, seed));
+  const float std = static_cast<float>(parameter.init_std);
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = std * random.normal(static_cast<uint64_t>(begin) + i);
+}
+
+}  // namespace trainer

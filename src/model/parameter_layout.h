@@ -1,0 +1,58 @@
+// Places a layer's parameters in its flat block.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/layer.h"
+
+namespace trainer {
+
+class ParameterLayout {
+ public:
+  // Groups start on 64-byte boundaries in fp32 and in bf16 blocks alike.
+  static constexpr int64_t kAlignment = 32;  // elements
+
+  // Appends tensors that lie directly behind one another, so that one operation may take them as one matrix.
+  // Returns the offset of the first.
+  int64_t add_group(std::vector<ParameterSpec> group) {
+    const int64_t begin = size();
+    end_ = begin;
+    for (auto& spec : group) {
+      spec.offset = end_;
+      end_ += spec.count();
+      parameters_.push_back(std::move(spec));
+    }
+    return begin;
+  }
+  int64_t add(ParameterSpec spec) {
+    std::vector<ParameterSpec> group;
+    group.push_back(std::move(spec));
+    return add_group(std::move(group));
+  }
+
+  int64_t size() const { return (end_ + kAlignment - 1) / kAlignment * kAlignment; }
+  const std::vector<ParameterSpec>& parameters() const { return parameters_; }
+
+ private:
+  std::vector<ParameterSpec> parameters_;
+  int64_t end_ = 0;
+};
+
+inline ParameterSpec matrix_spec(std::string name, int64_t rows, int64_t columns, double init_std,
+                                 bool transposed_on_disk = false) {
+  return {.name = std::move(name),
+          .shape = {rows, columns},
+          .init = InitKind::kNormal,
+          .init_std = init_std,
+          .transposed_on_disk = transposed_on_disk};
+}
+inline ParameterSpec bias_spec(std::string name, int64_t size) {
+  return {.name = std::move(name), .shape = {size}, .init = InitKind::kZero};
+}
+inline ParameterSpec gain_spec(std::string name, int64_t size) {
+  return {.name = std::move(name), .shape = {size}, .init = InitKind::kOne};
+}
+
+}  // namespace trainer
