@@ -1,0 +1,160 @@
+#include <cmath>
+
+#include "ops/op_test.h"
+
+namespace trainer {
+namespace {
+
+constexpr int32_t kIgnored = -100;
+
+class ClassifierTest : public OpTest {
+ protected:
+  Granted granted_for(int64_t tokens, int64_t hidden, int64_t vocabulary, int threads = 2) const {
+    return granted({.tokens = tokens, .widest_row = hidden, .hidden = hidden, .vocabulary = vocabulary},
+                   threads);
+  }
+};
+
+struct Case {
+  int64_t tokens, hidden, vocabulary;
+  std::vector<int32_t> labels;
+  Array x, weight, dx, dweight, token_losses;
+  Case(DType type, int64_t tokens, int64_t hidden, int64_t vocabulary)
+      : tokens(tokens),
+        hidden(hidden),
+        vocabulary(vocabulary),
+        x(type, tokens * hidden, 1),
+        weight(type, vocabulary * hidden, 2, 0.5),
+        dx(type, tokens * hidden, 3),
+        dweight(DType::kF32, vocabulary * hidden, 4),
+        token_losses(DType::kF32, tokens, 5) {
+    for (int64_t t = 0; t < tokens; ++t) {
+      labels.push_back(t % 5 == 3 ? kIgnored
+                                  : static_cast<int32_t>((t * 7919 + vocabulary - 1) % vocabulary));
+    }
+  }
+  Classifier arguments() {
+    return {.tokens = tokens,
+            .hidden = hidden,
+            .vocabulary = vocabulary,
+            .x = x.ref(),
+            .weight = weight.ref(),
+            .labels = labels.data(),
+            .dx = dx.ref(),
+            .dweight = dweight.f32(),
+            .token_losses = token_losses.f32()};
+  }
+};
+
+TEST_P(ClassifierTest, LossAndGradients) {
+  struct Shape {
+    int64_t tokens, hidden, vocabulary;
+  };
+  for (const Shape& s :
+       {Shape{1, 1, 1}, {3, 17, 5}, {17, 65, 129}, {300, 16, 1001}, {65, 3, 2049}, {5, 64, 20011}}) {
+    const std::string what = fmt::format("{} x {} x {}", s.tokens, s.hidden, s.vocabulary);
+    const Granted kernels = granted_for(s.tokens, s.hidden, s.vocabulary);
+    Case expected(dtype(), s.tokens, s.hidden, s.vocabulary), actual(expected);
+    const ClassifierResult want = reference_->classifier(expected.arguments());
+    const ClassifierResult got = kernels->classifier(actual.arguments());
+    EXPECT_EQ(want.valid_tokens, got.valid_tokens) << what;
+    EXPECT_NEAR(want.loss_sum, got.loss_sum, tolerance("loss").f32 * (1.0 + want.loss_sum)) << what;
+    expect_near(expected.token_losses, actual.token_losses, tolerance("loss").f32, "token losses " + what);
+    expect_near(expected.dx, actual.dx, within("classifier"), "dx " + what);
+    expect_near(expected.dweight, actual.dweight, within("classifier weight"), "dweight " + what);
+  }
+}
+
+TEST_P(ClassifierTest, ForwardOnlyAndFrozenWeights) {
+  const Granted kernels = granted_for(37, 33, 515);
+  Case both(dtype(), 37, 33, 515), forward(both), frozen(both);
+  const ClassifierResult with = kernels->classifier(both.arguments());
+  Classifier a = forward.arguments();
+  a.dx = {};
+  a.dweight = nullptr;
+  a.token_losses = nullptr;
+  const ClassifierResult without = kernels->classifier(a);
+  EXPECT_EQ(with.loss_sum, without.loss_sum) << "evaluation and training report the same loss";
+  EXPECT_EQ(with.valid_tokens, without.valid_tokens);
+  Classifier b = frozen.arguments();
+  b.dweight = nullptr;
+  kernels->classifier(b);
+  expect_same_bits(both.dx, frozen.dx, "dx of frozen weights");
+  const Case untouched(dtype(), 37, 33, 515);
+  expect_same_bits(untouched.dx, forward.dx, "dx of forward only");
+  expect_same_bits(untouched.dweight, forward.dweight, "dweight of forward only");
+  expect_same_bits(untouched.dweight, frozen.dweight, "dweight of frozen weights");
+  expect_same_bits(untouched.token_losses, forward.token_losses, "token losses that were not asked for");
+}
+
+TEST_P(ClassifierTest, GradientsOfWeightsAddUp) {
+  const Granted kernels = granted_for(9, 20, 77);
+  Case once(dtype(), 9, 20, 77), twice(once);
+  kernels->classifier(once.arguments());
+  kernels->classifier(twice.arguments());
+  kernels->classifier(twice.arguments());
+  const Array before = Case(dtype(), 9, 20, 77).dweight;
+  Array expected(before);
+  for (int64_t i = 0; i < before.size(); ++i) expected.set(i, 2.0 * once.dweight.at(i) - before.at(i));
+  expect_near(expected, twice.dweight, 1e-6, "dweight");
+}
+
+TEST_P(ClassifierTest, NoValidTokenGivesZeros) {
+  const Granted kernels = granted_for(19, 24, 50);
+  Case none(dtype(), 19, 24, 50);
+  none.labels.assign(19, kIgnored);
+  const ClassifierResult result = kernels->classifier(none.arguments());
+  EXPECT_EQ(result.loss_sum, 0.0);
+  EXPECT_EQ(result.valid_tokens, 0);
+  expect_same_bits(Array::filled(dtype(), 19 * 24, 0.0), none.dx, "dx");
+  expect_same_bits(Array::filled(DType::kF32, 19, 0.0), none.token_losses, "token losses");
+  expect_same_bits(Case(dtype(), 19, 24, 50).dweight, none.dweight, "dweight");
+}
+
+// Sums over ranks: [1, 2, 3, 2] with four valid labels and a rank without any make 8 / 4, not a mean of
+// means.
+TEST_P(ClassifierTest, AMicroBatchWithoutLabelsAddsNothingToSumOrCount) {
+  const Granted kernels = granted_for(4, 1, 2);
+  Case some(dtype(), 4, 1, 2);
+  const double losses[] = {1.0, 2.0, 3.0, 2.0};
+  some.weight.set(0, 0.0);
+  some.weight.set(1, 1.0);
+  for (int64_t t = 0; t < 4; ++t) {
+    some.labels[t] = 0;
+    some.x.set(t, std::log(std::expm1(losses[t])));  // ln(1 + e^x) is the loss
+  }
+  Case none(some);
+  none.labels.assign(4, kIgnored);
+  const ClassifierResult a = kernels->classifier(some.arguments()), b = kernels->classifier(none.arguments());
+  const double mean = (a.loss_sum + b.loss_sum) / static_cast<double>(a.valid_tokens + b.valid_tokens);
+  EXPECT_NEAR(mean, 2.0, dtype() == DType::kF32 ? 1e-6 : 0.01);
+}
+
+// A vocabulary of 5 whose rows are stored padded to 8: the padding takes no part in the softmax.
+TEST_P(ClassifierTest, PaddingRowsOfTheVocabularyAreNotCounted) {
+  const Granted kernels = granted_for(6, 8, 5);
+  Case padded(dtype(), 6, 8, 8);
+  padded.vocabulary = 5;
+  padded.labels.assign(6, 4);
+  for (int64_t i = 0; i < padded.weight.size(); ++i) padded.weight.set(i, i < 5 * 8 ? 0.0 : NAN);
+  const ClassifierResult result = kernels->classifier(padded.arguments());
+  EXPECT_NEAR(result.loss_sum / 6.0, std::log(5.0), 1e-6);
+  const Case before(dtype(), 6, 8, 8);
+  for (int64_t i = 5 * 8; i < 8 * 8; ++i) ASSERT_EQ(before.dweight.at(i), padded.dweight.at(i));
+}
+
+TEST_P(ClassifierTest, LargeLogits) {
+  const Granted kernels = granted_for(8, 16, 40);
+  Case expected(dtype(), 8, 16, 40);
+  for (int64_t i = 0; i < expected.x.size(); ++i) expected.x.set(i, 300.0 * expected.x.at(i));
+  Case actual(expected);
+  const ClassifierResult want = reference_->classifier(expected.arguments());
+  const ClassifierResult got = kernels->classifier(actual.arguments());
+  EXPECT_NEAR(want.loss_sum, got.loss_sum, 1e-5 * want.loss_sum);
+  expect_near(expected.dx, actual.dx, std::max(1e-3, within("classifier")), "dx");
+}
+
+TRAINER_OP_CASES(ClassifierTest);
+
+}  // namespace
+}  // namespace trainer

@@ -1,0 +1,128 @@
+// What every test of operations shares: the backends and element types it runs over, the tolerances, and a
+// granted workspace of exactly the size the backend asked for.
+#pragma once
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cpu/host_kernels.h"
+#include "cpu/isa.h"
+#include "ops/array.h"
+#include "ops/kernel_set.h"
+
+namespace trainer {
+
+struct Backend {
+  std::string name;
+  std::function<std::unique_ptr<KernelSet>(int threads)> make;
+};
+
+// The host backend at every instruction level that this processor has.
+inline std::vector<Backend> backends() {
+  std::vector<Backend> all;
+  for (const Isa isa : {Isa::kPlain, Isa::kAvx2, Isa::kAvx512}) {
+    if (isa > best_isa()) break;
+    all.push_back({name_of(isa), [isa](int threads) { return std::make_unique<HostKernels>(threads, isa); }});
+  }
+  return all;
+}
+
+struct OpCase {
+  Backend backend;
+  DType dtype;
+};
+
+inline std::vector<OpCase> op_cases() {
+  std::vector<OpCase> all;
+  for (const Backend& backend : backends()) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) all.push_back({backend, dtype});
+  }
+  return all;
+}
+
+inline std::string op_case_name(const testing::TestParamInfo<OpCase>& info) {
+  return info.param.backend.name + "_" + name_of(info.param.dtype);
+}
+
+inline void PrintTo(const OpCase& c, std::ostream* out) { *out << c.backend.name << " " << name_of(c.dtype); }
+
+// Largest relative deviation from the reference. A result in bf16 may be one unit in the last place off
+// (2^-7).
+struct Tolerance {
+  double f32, bf16;
+  double of(DType dtype) const { return dtype == DType::kF32 ? f32 : bf16; }
+};
+inline Tolerance tolerance(const std::string& operation) {
+  constexpr double kOneUnit = 0x1p-7;
+  static const std::map<std::string, Tolerance> table = {
+      {"linear", {1e-5, kOneUnit}},     // sums of up to a few hundred products
+      {"linear weight", {1e-5, 1e-5}},  // fp32 whatever the operands
+      {"norm", {2e-6, kOneUnit}},
+      {"norm backward", {1e-5, kOneUnit}},
+      {"norm weight", {1e-5, 1e-5}},
+      {"pointwise", {2e-6, kOneUnit}},
+      {"embedding", {1e-6, kOneUnit}},
+      {"embedding weight", {1e-6, 1e-6}},
+      {"attention", {1e-5, kOneUnit}},
+      {"attention backward", {5e-5, kOneUnit}},
+      {"attention keys", {5e-5, 5e-5}},
+      {"loss", {1e-5, 1e-5}},
+      {"classifier", {5e-5, 2 * kOneUnit}},  // slopes may be rounded to bf16 before their product
+      {"classifier weight", {5e-5, 2 * kOneUnit}},
+      {"adamw", {1e-6, kOneUnit}},
+  };
+  return table.at(operation);
+}
+
+// A kernel set of `backend` with the workspace that it wants for `shape`.
+class Granted {
+ public:
+  Granted(const Backend& backend, int threads, const WorkspaceShape& shape)
+      : kernels_(backend.make(threads)), bytes_(kernels_->workspace_bytes(shape)) {
+    const size_t whole = (bytes_ + kGuardBytes + 63) / 64 * 64;
+    memory_.reset(static_cast<std::byte*>(std::aligned_alloc(64, whole)));
+    std::fill_n(memory_.get(), bytes_, std::byte{0x7F});
+    std::fill_n(memory_.get() + bytes_, kGuardBytes, std::byte{0xA5});
+    kernels_->grant_workspace({memory_.get(), bytes_});
+  }
+  ~Granted() {
+    const std::byte* end = memory_.get() + bytes_;
+    EXPECT_TRUE(std::all_of(end, end + kGuardBytes, [](std::byte b) { return b == std::byte{0xA5}; }))
+        << "written past the workspace";
+  }
+  KernelSet& operator*() const { return *kernels_; }
+  KernelSet* operator->() const { return kernels_.get(); }
+
+ private:
+  static constexpr size_t kGuardBytes = 256;
+  struct Free {
+    void operator()(std::byte* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<KernelSet> kernels_;
+  size_t bytes_;
+  std::unique_ptr<std::byte, Free> memory_;
+};
+
+class OpTest : public testing::TestWithParam<OpCase> {
+ protected:
+  DType dtype() const { return GetParam().dtype; }
+  Granted granted(WorkspaceShape shape, int threads = 2) const {
+    shape.dtype = dtype();
+    return Granted(GetParam().backend, threads, shape);
+  }
+  double within(const std::string& operation) const { return tolerance(operation).of(dtype()); }
+
+  std::unique_ptr<KernelSet> reference_ = make_reference_kernels();
+};
+
+#define TRAINER_OP_CASES(Suite) \
+  INSTANTIATE_TEST_SUITE_P(Host, Suite, testing::ValuesIn(op_cases()), op_case_name)
+
+}  // namespace trainer
