@@ -1,0 +1,117 @@
+#include "app/metrics.h"
+
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string_view>
+
+#include "base/error.h"
+#include "base/file.h"
+
+namespace trainer {
+namespace {
+
+// Calls `use(line, number)` for every line that ends in a line feed.
+template <class Use>
+void for_each_line(std::string_view text, Use use) {
+  for (int number = 1; !text.empty(); ++number) {
+    const size_t end = text.find('\n');
+    if (end == std::string_view::npos) return;
+    use(text.substr(0, end), number);
+    text.remove_prefix(end + 1);
+  }
+}
+
+Json finite(double value) { return std::isfinite(value) ? Json(value) : Json(); }
+
+double number(const Json& object, const char* key, const std::string& where) {
+  return json_number(object, key, where, std::numeric_limits<double>::quiet_NaN());
+}
+
+Json object_at(const Json& object, const char* key, const std::string& where) {
+  const auto it = object.find(key);
+  if (it == object.end() || !it->is_object()) input_error("{}: key '{}': expected an object", where, key);
+  return *it;
+}
+
+StepMetrics parse_line(std::string_view line, const std::string& where) {
+  const Json json = parse_json(line, where);
+  StepMetrics m;
+  m.step = json_integer(json, "step", where);
+  m.loss = number(json, "loss", where);
+  m.grad_norm = number(json, "grad_norm", where);
+  m.learning_rate = number(json, "learning_rate", where);
+  m.tokens_per_second = number(json, "tokens_per_second", where);
+  m.step_seconds = number(json, "step_seconds", where);
+  const Json exposed = object_at(json, "exposed", where);
+  m.exposed.bubble = number(exposed, "bubble", where);
+  m.exposed.boundary = number(exposed, "boundary", where);
+  m.exposed.grad_sync = number(exposed, "grad_sync", where);
+  m.exposed.update = number(exposed, "update", where);
+  m.exposed.prefetch = number(exposed, "prefetch", where);
+  m.exposed.recovery = number(exposed, "recovery", where);
+  const Json memory = object_at(json, "memory", where);
+  m.memory.long_tier = json_integer(memory, "long", where);
+  m.memory.medium_tier = json_integer(memory, "medium", where);
+  m.memory.short_tier = json_integer(memory, "short", where);
+  m.consumed_samples = json_integer(json, "consumed_samples", where);
+  m.skipped = json_bool(json, "skipped", where, false);
+  if (json.contains("valid_loss")) m.valid_loss = number(json, "valid_loss", where);
+  return m;
+}
+
+}  // namespace
+
+Json to_json(const StepMetrics& m) {
+  Json json = {
+      {"step", m.step},
+      {"loss", finite(m.loss)},
+      {"grad_norm", finite(m.grad_norm)},
+      {"learning_rate", finite(m.learning_rate)},
+      {"tokens_per_second", finite(m.tokens_per_second)},
+      {"step_seconds", finite(m.step_seconds)},
+      {"exposed",
+       {{"bubble", finite(m.exposed.bubble)},
+        {"boundary", finite(m.exposed.boundary)},
+        {"grad_sync", finite(m.exposed.grad_sync)},
+        {"update", finite(m.exposed.update)},
+        {"prefetch", finite(m.exposed.prefetch)},
+        {"recovery", finite(m.exposed.recovery)}}},
+      {"memory",
+       {{"long", m.memory.long_tier}, {"medium", m.memory.medium_tier}, {"short", m.memory.short_tier}}},
+      {"consumed_samples", m.consumed_samples},
+      {"skipped", m.skipped}};
+  if (m.valid_loss) json["valid_loss"] = finite(*m.valid_loss);
+  return json;
+}
+
+MetricsFile::MetricsFile(std::filesystem::path path, int64_t resumed_step) : path_(std::move(path)) {
+  if (std::filesystem::exists(path_)) {
+    const std::string text = read_file(path_);
+    std::string kept;
+    for_each_line(text, [&](std::string_view line, int row) {
+      if (parse_line(line, fmt::format("{} line {}", path_.string(), row)).step <= resumed_step)
+        kept.append(line).push_back('\n');
+    });
+    if (kept != text) write_file_atomically(path_, kept);
+  }
+  file_.open(path_, std::ios::app | std::ios::binary);
+  if (!file_) run_error("cannot open {} for appending: {}", path_.string(), std::strerror(errno));
+}
+
+void MetricsFile::write(const StepMetrics& metrics) {
+  file_ << to_json(metrics).dump() + "\n" << std::flush;
+  if (!file_) run_error("cannot write {}: {}", path_.string(), std::strerror(errno));
+}
+
+std::vector<StepMetrics> read_metrics(const std::filesystem::path& path) {
+  std::vector<StepMetrics> lines;
+  const std::string text = read_file(path);
+  for_each_line(text, [&](std::string_view line, int row) {
+    lines.push_back(parse_line(line, fmt::format("{} line {}", path.string(), row)));
+  });
+  return lines;
+}
+
+}  // namespace trainer

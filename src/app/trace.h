@@ -1,0 +1,26 @@
+// Traces of chosen steps in the JSON that Perfetto (ui.perfetto.dev) and chrome://tracing open: one process
+// per rank, one track per lane, memory by tier as counters, an arrow from each Send to its Receive.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+#include "base/json.h"
+#include "runtime/timeline.h"
+
+namespace trainer {
+
+// Times are in microseconds since the start of the run.
+Json trace_json(const Timeline& timeline);
+// Throws RunError when the file cannot be written.
+void write_trace(const std::filesystem::path& path, const Timeline& timeline);
+// What write_trace wrote, in the same order. Throws InputError.
+Timeline read_trace(const std::filesystem::path& path);
+
+// RUN_DIRECTORY/traces/step-000020.json
+std::filesystem::path trace_path(const std::filesystem::path& run_directory, int64_t step);
+// The trace files of a run in order of steps; empty when there are none.
+std::vector<std::filesystem::path> list_traces(const std::filesystem::path& run_directory);
+
+}  // namespace trainer
