@@ -22,7 +22,7 @@ HostKernels::HostKernels(int threads, Isa isa)
     : threads_(threads > 0 ? threads : usable_cores()),
       isa_(isa),
       vector_(vector_table(isa)),
-      gemm_(make_gemm_state(threads_)) {}
+      gemm_(make_gemm_state(threads_, isa)) {}
 
 HostKernels::~HostKernels() = default;
 

@@ -88,10 +88,10 @@ class HostKernels final : public KernelSet {
   // granted.
   std::byte* workspace(size_t bytes, const char* operation) const;
 
-  // What the matrix products keep between calls (engine, primitives by shape). Defined in gemm.cc.
+  // What the matrix products keep between calls. Defined in gemm_state.h.
   struct GemmState;
   using GemmHandle = std::unique_ptr<GemmState, void (*)(GemmState*)>;
-  static GemmHandle make_gemm_state(int threads);
+  static GemmHandle make_gemm_state(int threads, Isa isa);
 
   const int threads_;
   const Isa isa_;

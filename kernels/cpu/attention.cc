@@ -1,0 +1,438 @@
+// Attention in blocks (Dao, arXiv 2307.08691): a span of queries of one head against blocks of keys, with an
+// online softmax; the backward pass recomputes the weights from log_sum_exp.
+//
+// Scores are held transposed, [keys, kQueryBlock]: the softmax runs down columns, without sums across a
+// vector, and the weights are in the form in which the next products take them.
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "cpu/host_kernels.h"
+#include "cpu/tile_table.h"
+
+namespace trainer {
+namespace {
+
+constexpr int64_t kKeyBlock = 128;
+// Queries for which keys are packed once.
+constexpr int64_t kQuerySpan = 4 * kQueryBlock;
+
+constexpr int64_t parts_of(int64_t count, int64_t most) { return (count + most - 1) / most; }
+
+// What one thread holds, in floats; every array begins on a cache line.
+class Scratch {
+ public:
+  // Without memory it only counts.
+  Scratch(const TileTable& tiles, int64_t head_dim, bool backward, float* memory) : at_(memory) {
+    columns = parts_of(head_dim, tiles.panel) * tiles.panel;
+    const int64_t packed_keys = parts_of(kKeyBlock, tiles.tile_rows) * tiles.tile_width * head_dim;
+    query_panels = take(kQuerySpan * head_dim);
+    key_tiles = take(packed_keys);
+    scores = take(kKeyBlock * kQueryBlock);
+    first = reinterpret_cast<int32_t*>(take(kQuerySpan));
+    last = reinterpret_cast<int32_t*>(take(kQuerySpan));
+    block_first = reinterpret_cast<int32_t*>(take(kQueryBlock));
+    block_last = reinterpret_cast<int32_t*>(take(kQueryBlock));
+    sums = take(kQuerySpan * columns);
+    statistic = take(kQuerySpan);
+    total = take(kQuerySpan);
+    if (!backward) {
+      values = take(kKeyBlock * columns);
+      factor = take(kQueryBlock);
+    } else {
+      value_tiles = take(packed_keys);
+      keys = take(kKeyBlock * columns);
+      queries = take(kQuerySpan * columns);
+      dout = take(kQuerySpan * columns);
+      dout_panels = take(kQuerySpan * head_dim);
+      slopes = take(kKeyBlock * kQueryBlock);
+      dkeys = take(kKeyBlock * columns);
+      dvalues = take(kKeyBlock * columns);
+    }
+  }
+  int64_t used() const { return used_; }
+
+  int64_t columns;                    // head_dim, rounded up to whole panels
+  float* query_panels;                // [kQuerySpan / panel][head_dim, panel], times scale
+  float* key_tiles;                   // packed tiles of the key block, k = head_dim
+  float* scores;                      // [kKeyBlock, kQueryBlock]
+  int32_t *first, *last;              // [kQuerySpan]: the keys that each query sees
+  int32_t *block_first, *block_last;  // [kQueryBlock]: the same, from the first key of the product
+  float* sums;                        // [kQuerySpan, columns]: out, or dq
+  float *statistic,
+      *total;  // [kQuerySpan]: forward: largest score and sum; backward: log_sum_exp and dout . out
+  float* values = nullptr;  // [kKeyBlock, columns]
+  float* factor = nullptr;  // [kQueryBlock]
+  float* value_tiles = nullptr;
+  float *keys = nullptr, *queries = nullptr, *dout = nullptr;  // [rows, columns]; queries times scale
+  float* dout_panels = nullptr;
+  float* slopes = nullptr;                     // [kKeyBlock, kQueryBlock]
+  float *dkeys = nullptr, *dvalues = nullptr;  // [kKeyBlock, columns]
+
+ private:
+  float* take(int64_t count) {
+    float* begin = at_ ? at_ + used_ : nullptr;
+    used_ += parts_of(count, 16) * 16;
+    return begin;
+  }
+  float* at_;
+  int64_t used_ = 0;
+};
+
+struct Operands {
+  ConstRef q, k, v, dout, out;
+  Ref result;  // out, or dq
+  const float* log_sum_exp;
+  float *dk, *dv;
+};
+
+// One head of one batch row, on one thread.
+class Head {
+ public:
+  Head(const TileTable& tiles, const AttentionShape& s, const Operands& o, int64_t row, int64_t head,
+       Scratch& scratch)
+      : tiles_(tiles),
+        s_(s),
+        o_(o),
+        row_(row),
+        head_(head),
+        kv_head_(head / (s.heads / s.kv_heads)),
+        w_(scratch) {}
+
+  // Span `span` of the queries against every key it sees.
+  void forward(int64_t span, float* log_sum_exp) {
+    begin_span(span);
+    std::fill_n(w_.statistic, kQuerySpan, kNoScore);
+    std::fill_n(w_.total, kQuerySpan, 0.0f);
+    for (int64_t block = first_key_ / kKeyBlock; block * kKeyBlock < last_key_; ++block) {
+      begin_keys(block);
+      pack_rows(w_.values, w_.columns, o_.v.at(value_at(key_begin_)), s_.v_stride, key_count_, 1.0f);
+      for (int64_t query = 0; query < query_count_; query += kQueryBlock) {
+        if (begin_block(query)) forward_block(query);
+      }
+    }
+    for (int64_t i = 0; i < query_count_; ++i) {
+      tiles_.store_scaled(o_.result.at(out_at(query_begin_ + i)), w_.sums + i * w_.columns,
+                          1.0f / w_.total[i], s_.head_dim);
+      log_sum_exp[statistic_at(query_begin_ + i)] = w_.statistic[i] + std::log(w_.total[i]);
+    }
+  }
+
+  // Span `span` of the queries against the key blocks [block_begin, block_end) that it sees.
+  void backward(int64_t span, int64_t block_begin, int64_t block_end, bool want_queries, bool want_keys) {
+    begin_span(span);
+    block_begin = std::max(block_begin, first_key_ / kKeyBlock);
+    block_end = std::min(block_end, parts_of(last_key_, kKeyBlock));
+    if (block_begin >= block_end) return;
+    const ConstRef dout = o_.dout.at(out_at(query_begin_));
+    pack_panels(w_.dout_panels, dout, s_.heads * s_.head_dim, 1.0f);
+    if (want_keys) {
+      pack_rows(w_.dout, w_.columns, dout, s_.heads * s_.head_dim, query_count_, 1.0f);
+      pack_rows(w_.queries, w_.columns, o_.q.at(query_at(query_begin_)), s_.q_stride, query_count_, s_.scale);
+    }
+    for (int64_t i = 0; i < query_count_; ++i) {
+      const int64_t at = out_at(query_begin_ + i);
+      w_.statistic[i] = o_.log_sum_exp[statistic_at(query_begin_ + i)];
+      w_.total[i] = tiles_.dot(o_.dout.at(at), o_.out.at(at), s_.head_dim);
+    }
+    for (int64_t block = block_begin; block < block_end; ++block) {
+      begin_keys(block);
+      pack_tiles(w_.value_tiles, o_.v.at(value_at(key_begin_)), s_.v_stride);
+      if (want_queries) {
+        pack_rows(w_.keys, w_.columns, o_.k.at(key_at(key_begin_)), s_.k_stride, key_count_, 1.0f);
+      }
+      if (want_keys) {
+        std::fill_n(w_.dkeys, key_count_ * w_.columns, 0.0f);
+        std::fill_n(w_.dvalues, key_count_ * w_.columns, 0.0f);
+      }
+      for (int64_t query = 0; query < query_count_; query += kQueryBlock) {
+        if (begin_block(query)) backward_block(query, want_queries, want_keys);
+      }
+      for (int64_t j = 0; want_keys && j < key_count_; ++j) {
+        const int64_t at = ((row_ * s_.key_rows + key_begin_ + j) * s_.kv_heads + kv_head_) * s_.head_dim;
+        tiles_.add(o_.dk + at, w_.dkeys + j * w_.columns, s_.head_dim);
+        tiles_.add(o_.dv + at, w_.dvalues + j * w_.columns, s_.head_dim);
+      }
+    }
+    for (int64_t i = 0; want_queries && i < query_count_; ++i) {
+      tiles_.store_scaled(o_.result.at(query_at(query_begin_ + i)), w_.sums + i * w_.columns, s_.scale,
+                          s_.head_dim);
+    }
+  }
+
+ private:
+  int64_t query_at(int64_t i) const {
+    return (row_ * s_.query_length + i) * s_.q_stride + head_ * s_.head_dim;
+  }
+  int64_t out_at(int64_t i) const { return ((row_ * s_.query_length + i) * s_.heads + head_) * s_.head_dim; }
+  int64_t statistic_at(int64_t i) const { return (row_ * s_.heads + head_) * s_.query_length + i; }
+  int64_t key_at(int64_t j) const { return (row_ * s_.key_rows + j) * s_.k_stride + kv_head_ * s_.head_dim; }
+  int64_t value_at(int64_t j) const {
+    return (row_ * s_.key_rows + j) * s_.v_stride + kv_head_ * s_.head_dim;
+  }
+
+  // [rows, columns] from rows of head_dim.
+  void pack_rows(float* to, int64_t columns, ConstRef from, int64_t stride, int64_t rows, float scale) const {
+    tiles_.pack({to, columns, columns, from, 1, stride, s_.head_dim, rows, scale});
+  }
+  // [panel][head_dim, panel] from the span's queries.
+  void pack_panels(float* to, ConstRef from, int64_t stride, float scale) const {
+    for (int64_t query = 0; query < query_count_; query += tiles_.panel) {
+      tiles_.pack({to + query * s_.head_dim, tiles_.panel, tiles_.panel, from.at(query * stride), stride, 1,
+                   std::min(tiles_.panel, query_count_ - query), s_.head_dim, scale});
+    }
+  }
+  // Tiles of the key block's keys.
+  void pack_tiles(float* to, ConstRef from, int64_t stride) const {
+    for (int64_t t = 0; t < tile_count_; ++t) {
+      const int64_t key = tile_row(t);
+      tiles_.pack({to + t * s_.head_dim * tiles_.tile_width, tiles_.tile_width, tiles_.tile_width,
+                   from.at(key * stride), stride, 1, tile_row(t + 1) - key, s_.head_dim, 1.0f});
+    }
+  }
+  int64_t tile_row(int64_t tile) const { return tile * key_count_ / tile_count_; }
+
+  void begin_span(int64_t span) {
+    query_begin_ = span * kQuerySpan;
+    query_count_ = std::min(kQuerySpan, s_.query_length - query_begin_);
+    std::fill_n(w_.first, kQuerySpan, 0);
+    std::fill_n(w_.last, kQuerySpan, 0);
+    first_key_ = s_.key_length;
+    last_key_ = 0;
+    for (int64_t i = 0; i < query_count_; ++i) {
+      const int64_t own = s_.query_offset + query_begin_ + i;
+      int64_t first = 0;
+      if (!s_.document_starts.empty()) {
+        const auto& starts = s_.document_starts;
+        const auto after = std::upper_bound(starts.begin(), starts.end(), row_ * s_.key_rows + own);
+        first = std::max<int64_t>(0, *(after - 1) - row_ * s_.key_rows);
+      }
+      w_.first[i] = static_cast<int32_t>(first);
+      w_.last[i] = static_cast<int32_t>(std::min(own + 1, s_.key_length));
+      first_key_ = std::min<int64_t>(first_key_, w_.first[i]);
+      last_key_ = std::max<int64_t>(last_key_, w_.last[i]);
+    }
+    pack_panels(w_.query_panels, o_.q.at(query_at(query_begin_)), s_.q_stride, s_.scale);
+    std::fill_n(w_.sums, query_count_ * w_.columns, 0.0f);
+  }
+
+  void begin_keys(int64_t block) {
+    key_begin_ = block * kKeyBlock;
+    key_count_ = std::min(kKeyBlock, s_.key_length - key_begin_);
+    tile_count_ = parts_of(key_count_, tiles_.tile_rows);
+    pack_tiles(w_.key_tiles, o_.k.at(key_at(key_begin_)), s_.k_stride);
+  }
+
+  // Prepares the block of queries from `query` on: which tiles of keys it sees, [tile_begin_, tile_end_), and
+  // its mask. False: none.
+  bool begin_block(int64_t query) {
+    block_count_ = std::min(kQueryBlock, query_count_ - query);
+    const auto [least_first, most_first] =
+        std::minmax_element(w_.first + query, w_.first + query + block_count_);
+    const auto [least_last, most_last] = std::minmax_element(w_.last + query, w_.last + query + block_count_);
+    const int64_t begin = std::max<int64_t>(*least_first - key_begin_, 0);
+    const int64_t end = std::min<int64_t>(*most_last - key_begin_, key_count_);
+    if (begin >= end) return false;
+    tile_begin_ = begin * tile_count_ / key_count_;
+    while (tile_row(tile_begin_) > begin) --tile_begin_;
+    while (tile_row(tile_begin_ + 1) <= begin) ++tile_begin_;
+    tile_end_ = tile_begin_ + 1;
+    while (tile_row(tile_end_) < end) ++tile_end_;
+    block_key_ = tile_row(tile_begin_);
+    block_keys_ = tile_row(tile_end_) - block_key_;
+    const int64_t origin = key_begin_ + block_key_;
+    mask_ = {};
+    if (*most_first <= origin && *least_last >= origin + block_keys_) return true;
+    for (int64_t i = 0; i < kQueryBlock; ++i) {
+      w_.block_first[i] = static_cast<int32_t>(w_.first[query + i] - origin);
+      w_.block_last[i] = static_cast<int32_t>(w_.last[query + i] - origin);
+    }
+    mask_ = {w_.block_first, w_.block_last};
+    return true;
+  }
+
+  // to[block keys, kQueryBlock] = tiles x panels, summed over head_dim.
+  void multiply_keys(float* to, const float* key_tiles, const float* panels) const {
+    for (int64_t q = 0; q < block_count_; q += tiles_.panel) {
+      tiles_.multiply({.c = to + q - block_key_ * kQueryBlock,
+                       .c_stride = kQueryBlock,
+                       .a = key_tiles,
+                       .form = TileForm::kPacked,
+                       .a_stride = 0,
+                       .b = panels + q * s_.head_dim,
+                       .b_stride = tiles_.panel,
+                       .m = key_count_,
+                       .k = s_.head_dim,
+                       .tile_begin = tile_begin_,
+                       .tile_end = tile_end_,
+                       .add = false});
+    }
+  }
+  // to[m, columns] += a[m, k] b[k, columns], where `a` are scores: by query (kColumns) or by key (kRows).
+  void multiply_scores(float* to, const float* a, TileForm form, const float* b, int64_t m, int64_t k) const {
+    for (int64_t column = 0; column < w_.columns; column += tiles_.panel) {
+      tiles_.multiply({.c = to + column,
+                       .c_stride = w_.columns,
+                       .a = a,
+                       .form = form,
+                       .a_stride = kQueryBlock,
+                       .b = b + column,
+                       .b_stride = w_.columns,
+                       .m = m,
+                       .k = k,
+                       .tile_begin = 0,
+                       .tile_end = parts_of(m, tiles_.tile_rows),
+                       .add = true});
+    }
+  }
+
+  void forward_block(int64_t query) const {
+    multiply_keys(w_.scores, w_.key_tiles, w_.query_panels + query * s_.head_dim);
+    float* sums = w_.sums + query * w_.columns;
+    if (tiles_.softmax_step(w_.scores, block_keys_, mask_, w_.statistic + query, w_.total + query,
+                            w_.factor)) {
+      tiles_.scale_rows(sums, w_.factor, block_count_, w_.columns);
+    }
+    multiply_scores(sums, w_.scores, TileForm::kColumns, w_.values + block_key_ * w_.columns, block_count_,
+                    block_keys_);
+  }
+
+  void backward_block(int64_t query, bool want_queries, bool want_keys) const {
+    multiply_keys(w_.scores, w_.key_tiles, w_.query_panels + query * s_.head_dim);
+    multiply_keys(w_.slopes, w_.value_tiles, w_.dout_panels + query * s_.head_dim);
+    tiles_.softmax_slopes(w_.scores, w_.slopes, block_keys_, mask_, w_.statistic + query, w_.total + query);
+    const int64_t in_span = query * w_.columns, in_block = block_key_ * w_.columns;
+    if (want_keys) {
+      multiply_scores(w_.dvalues + in_block, w_.scores, TileForm::kRows, w_.dout + in_span, block_keys_,
+                      block_count_);
+      multiply_scores(w_.dkeys + in_block, w_.slopes, TileForm::kRows, w_.queries + in_span, block_keys_,
+                      block_count_);
+    }
+    if (want_queries) {
+      multiply_scores(w_.sums + in_span, w_.slopes, TileForm::kColumns, w_.keys + in_block, block_count_,
+                      block_keys_);
+    }
+  }
+
+  const TileTable& tiles_;
+  const AttentionShape& s_;
+  const Operands& o_;
+  const int64_t row_, head_, kv_head_;
+  Scratch& w_;
+  int64_t query_begin_ = 0, query_count_ = 0, first_key_ = 0, last_key_ = 0;  // the span
+  int64_t key_begin_ = 0, key_count_ = 0, tile_count_ = 0;                    // the block of keys
+  // The block of queries: how many, and the keys it sees, counted from key_begin_.
+  int64_t block_count_ = 0, tile_begin_ = 0, tile_end_ = 0, block_key_ = 0, block_keys_ = 0;
+  ScoreMask mask_{};
+};
+
+int64_t scratch_floats(const TileTable& tiles, int64_t head_dim) {
+  return std::max(Scratch(tiles, head_dim, false, nullptr).used(),
+                  Scratch(tiles, head_dim, true, nullptr).used());
+}
+
+void check(const AttentionShape& s) {
+  require(s.kv_heads > 0 && s.heads % s.kv_heads == 0, "attention of {} heads over {} key heads", s.heads,
+          s.kv_heads);
+  require(s.query_offset + s.query_length <= s.key_length && s.key_length <= s.key_rows,
+          "attention of queries {} to {} over {} keys of {} rows", s.query_offset,
+          s.query_offset + s.query_length, s.key_length, s.key_rows);
+}
+
+}  // namespace
+
+size_t HostKernels::attention_workspace_bytes(const WorkspaceShape& shape) const {
+  if (shape.head_dim == 0) return 0;
+  return static_cast<size_t>(threads_ * scratch_floats(tile_table(isa_), shape.head_dim)) * sizeof(float);
+}
+
+void HostKernels::attention_forward(Ref out, float* log_sum_exp, ConstRef q, ConstRef k, ConstRef v,
+                                    const AttentionShape& s) {
+  check(s);
+  const TileTable& tiles = tile_table(isa_);
+  const int64_t floats = scratch_floats(tiles, s.head_dim);
+  std::byte* memory = workspace(static_cast<size_t>(threads_ * floats) * sizeof(float), "attention");
+  const Operands operands{.q = q,
+                          .k = k,
+                          .v = v,
+                          .dout = {},
+                          .out = {},
+                          .result = out,
+                          .log_sum_exp = nullptr,
+                          .dk = nullptr,
+                          .dv = nullptr};
+  const int64_t heads = s.batch * s.heads, spans = parts_of(s.query_length, kQuerySpan);
+#pragma omp parallel num_threads(threads_)
+  {
+    Scratch scratch(tiles, s.head_dim, false,
+                    reinterpret_cast<float*>(memory) + omp_get_thread_num() * floats);
+    // The last spans see the most keys: they go first, so that threads end together.
+#pragma omp for schedule(dynamic)
+    for (int64_t task = 0; task < heads * spans; ++task) {
+      const int64_t head = task % heads;
+      Head(tiles, s, operands, head / s.heads, head % s.heads, scratch)
+          .forward(spans - 1 - task / heads, log_sum_exp);
+    }
+  }
+}
+
+void HostKernels::attention_backward(Ref dq, float* dk, float* dv, ConstRef dout, ConstRef out,
+                                     const float* log_sum_exp, ConstRef q, ConstRef k, ConstRef v,
+                                     const AttentionShape& s) {
+  check(s);
+  const TileTable& tiles = tile_table(isa_);
+  const int64_t floats = scratch_floats(tiles, s.head_dim);
+  std::byte* memory = workspace(static_cast<size_t>(threads_ * floats) * sizeof(float), "attention");
+  const Operands operands{.q = q,
+                          .k = k,
+                          .v = v,
+                          .dout = dout,
+                          .out = out,
+                          .result = dq,
+                          .log_sum_exp = log_sum_exp,
+                          .dk = dk,
+                          .dv = dv};
+  const int64_t spans = parts_of(s.query_length, kQuerySpan), blocks = parts_of(s.key_length, kKeyBlock);
+  const int64_t kv_heads = s.batch * s.kv_heads, group = s.heads / s.kv_heads;
+  // dk and dv of a key head are sums over its queries: one thread takes a key head as a whole, in five
+  // products per block. Where that leaves threads idle for longer than two more products take, keys and
+  // queries are done apart: a thread takes a block of keys, then a span of queries. Every element is summed
+  // in the same order either way.
+  const bool whole = 7 * kv_heads >= 5 * threads_ * parts_of(kv_heads, threads_);
+#pragma omp parallel num_threads(threads_)
+  {
+    Scratch scratch(tiles, s.head_dim, true,
+                    reinterpret_cast<float*>(memory) + omp_get_thread_num() * floats);
+    const auto head_of = [&](int64_t kv_head, int64_t member) {
+      return Head(tiles, s, operands, kv_head / s.kv_heads, kv_head % s.kv_heads * group + member, scratch);
+    };
+    if (whole) {
+#pragma omp for schedule(dynamic)
+      for (int64_t kv_head = 0; kv_head < kv_heads; ++kv_head) {
+        for (int64_t member = 0; member < group; ++member) {
+          for (int64_t span = 0; span < spans; ++span)
+            head_of(kv_head, member).backward(span, 0, blocks, true, true);
+        }
+      }
+    } else {
+#pragma omp for schedule(dynamic) nowait
+      for (int64_t task = 0; task < kv_heads * blocks; ++task) {
+        const int64_t block = task % blocks;
+        for (int64_t member = 0; member < group; ++member) {
+          for (int64_t span = 0; span < spans; ++span) {
+            head_of(task / blocks, member).backward(span, block, block + 1, false, true);
+          }
+        }
+      }
+#pragma omp for schedule(dynamic)
+      for (int64_t task = 0; task < kv_heads * group * spans; ++task) {
+        const int64_t span = spans - 1 - task % spans, head = task / spans;
+        head_of(head / group, head % group).backward(span, 0, blocks, true, false);
+      }
+    }
+  }
+}
+
+}  // namespace trainer

@@ -1,0 +1,206 @@
+#include "cpu/blocked_product.h"
+
+#include <omp.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace trainer {
+namespace {
+
+// The longest part of a sum over k: a whole hidden size where it can be, so that a bf16 result needs no
+// second pass.
+constexpr int64_t kDepth = 1024;
+// A block of C. Every element of an operand is packed once per this many columns or rows.
+constexpr int64_t kBlockRows = 1024, kBlockColumns = 2048;
+// Bytes of packed A that one task keeps in the second-level cache while panels of B pass by.
+constexpr int64_t kTaskBytes = 512 << 10, kTaskTiles = 16;
+// Panels of B per task, at most; fewer where that would leave threads idle.
+constexpr int64_t kTaskPanels = 8;
+
+// Floats of a cache line.
+constexpr int64_t kLine = 16;
+
+constexpr int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+constexpr int64_t parts_of(int64_t count, int64_t most) { return (count + most - 1) / most; }
+
+// Part `index` of `parts` nearly equal ones.
+struct Range {
+  int64_t begin, end;
+  int64_t size() const { return end - begin; }
+};
+Range part(int64_t count, int64_t parts, int64_t index) {
+  return {count * index / parts, count * (index + 1) / parts};
+}
+
+// Tiles of A that fit kTaskBytes.
+int64_t task_tiles(const TileTable& tiles, int64_t depth) {
+  return std::clamp<int64_t>(kTaskBytes / (depth * tiles.tile_width * 4), 1, kTaskTiles);
+}
+
+// What the workspace holds, in floats from its beginning.
+struct Layout {
+  int64_t rows, panels, depth;  // largest block
+  int64_t a, b, partial, task, end;
+
+  Layout(const TileTable& tiles, int threads, int64_t m, int64_t n, int64_t k) {
+    rows = std::min(m, kBlockRows);
+    panels = parts_of(std::min(n, kBlockColumns), tiles.panel);
+    depth = std::min(k, kDepth);
+    a = 0;
+    b = round_up(a + parts_of(rows, tiles.tile_rows) * tiles.tile_width * depth, kLine);
+    partial = round_up(b + panels * tiles.panel * depth, kLine);
+    task = round_up(partial + (k > kDepth ? panels * tiles.panel * rows : 0), kLine);
+    end = task + threads * task_floats(tiles);
+  }
+  static int64_t task_floats(const TileTable& tiles) { return kTaskTiles * tiles.tile_rows * tiles.panel; }
+};
+
+// One block of C, [rows, columns], all of k.
+class Block {
+ public:
+  Block(const TileTable& tiles, const MatrixProduct& p, const Layout& at, float* memory, Range rows,
+        Range columns)
+      : tiles_(tiles), p_(p), at_(at), memory_(memory), rows_(rows), columns_(columns) {
+    tile_count_ = parts_of(rows_.size(), tiles_.tile_rows);
+    panel_count_ = parts_of(columns_.size(), tiles_.panel);
+    // fp32 results of whole panels are stored from the registers; others pass through a buffer.
+    direct_ = p_.c.dtype == DType::kF32 && !p_.bias;
+  }
+
+  void pack_a(Range depth) const {
+#pragma omp for schedule(dynamic, 4) nowait
+    for (int64_t t = 0; t < tile_count_; ++t) {
+      const Range own = part(rows_.size(), tile_count_, t);
+      tiles_.pack({.to = memory_ + at_.a + t * depth.size() * tiles_.tile_width,
+                   .to_stride = tiles_.tile_width,
+                   .width = tiles_.tile_width,
+                   .from = p_.a.at((rows_.begin + own.begin) * p_.a_row + depth.begin * p_.a_k),
+                   .row_stride = p_.a_row,
+                   .k_stride = p_.a_k,
+                   .rows = own.size(),
+                   .k = depth.size(),
+                   .scale = 1.0f});
+    }
+  }
+
+  void pack_b(Range depth) const {
+#pragma omp for schedule(dynamic, 2)
+    for (int64_t panel = 0; panel < panel_count_; ++panel) {
+      tiles_.pack(
+          {.to = memory_ + at_.b + panel * depth.size() * tiles_.panel,
+           .to_stride = tiles_.panel,
+           .width = tiles_.panel,
+           .from = p_.b.at((columns_.begin + panel * tiles_.panel) * p_.b_column + depth.begin * p_.b_k),
+           .row_stride = p_.b_column,
+           .k_stride = p_.b_k,
+           .rows = panel_columns(panel),
+           .k = depth.size(),
+           .scale = 1.0f});
+    }
+  }
+
+  void multiply(Range depth, bool first, bool last) const {
+    const int64_t groups = parts_of(tile_count_, task_tiles(tiles_, depth.size()));
+    const int64_t wanted = parts_of(4 * omp_get_num_threads(), groups);
+    const int64_t panel_groups =
+        std::min(panel_count_, std::max(wanted, parts_of(panel_count_, kTaskPanels)));
+#pragma omp for schedule(dynamic)
+    for (int64_t task = 0; task < groups * panel_groups; ++task) {
+      const Range own_tiles = part(tile_count_, groups, task / panel_groups);
+      const Range own_panels = part(panel_count_, panel_groups, task % panel_groups);
+      for (int64_t panel = own_panels.begin; panel < own_panels.end; ++panel) {
+        multiply_panel(own_tiles, panel, depth, first, last);
+      }
+    }
+  }
+
+ private:
+  int64_t panel_columns(int64_t panel) const {
+    return std::min(tiles_.panel, columns_.size() - panel * tiles_.panel);
+  }
+
+  void multiply_panel(Range own_tiles, int64_t panel, Range depth, bool first, bool last) const {
+    const Range own_rows{part(rows_.size(), tile_count_, own_tiles.begin).begin,
+                         part(rows_.size(), tile_count_, own_tiles.end).begin};
+    const bool direct = direct_ && panel_columns(panel) == tiles_.panel;
+    const Ref c =
+        p_.c.at((rows_.begin + own_rows.begin) * p_.c_stride + columns_.begin + panel * tiles_.panel);
+    float* sum;  // row own_rows.begin
+    if (direct) {
+      sum = c.f32();
+    } else if (first && last) {
+      sum = memory_ + at_.task + omp_get_thread_num() * Layout::task_floats(tiles_);
+    } else {
+      sum = memory_ + at_.partial + (panel * rows_.size() + own_rows.begin) * tiles_.panel;
+    }
+    const int64_t stride = direct ? p_.c_stride : tiles_.panel;
+    tiles_.multiply({.c = sum - own_rows.begin * stride,
+                     .c_stride = stride,
+                     .a = memory_ + at_.a,
+                     .form = TileForm::kPacked,
+                     .a_stride = 0,
+                     .b = memory_ + at_.b + panel * depth.size() * tiles_.panel,
+                     .b_stride = tiles_.panel,
+                     .m = rows_.size(),
+                     .k = depth.size(),
+                     .tile_begin = own_tiles.begin,
+                     .tile_end = own_tiles.end,
+                     .add = !first || (direct && p_.add)});
+    if (direct || !last) return;
+    tiles_.finish({.c = c,
+                   .c_stride = p_.c_stride,
+                   .tile = sum,
+                   .bias = p_.bias ? p_.bias.at(columns_.begin + panel * tiles_.panel) : ConstRef{},
+                   .add = p_.add,
+                   .rows = own_rows.size(),
+                   .columns = panel_columns(panel)});
+  }
+
+  const TileTable& tiles_;
+  const MatrixProduct& p_;
+  const Layout& at_;
+  float* memory_;
+  Range rows_, columns_;
+  int64_t tile_count_, panel_count_;
+  bool direct_;
+};
+
+}  // namespace
+
+size_t blocked_product_bytes(const TileTable& tiles, int threads, int64_t m, int64_t n, int64_t k) {
+  return static_cast<size_t>(Layout(tiles, threads, m, n, k).end) * sizeof(float);
+}
+
+void blocked_product(const TileTable& tiles, int threads, const MatrixProduct& p,
+                     std::span<std::byte> workspace) {
+  const Layout at(tiles, threads, p.m, p.n, p.k);
+  require(static_cast<size_t>(at.end) * sizeof(float) <= workspace.size(),
+          "a product of {} x {} x {} needs {} bytes of workspace, {} are granted", p.m, p.n, p.k,
+          at.end * static_cast<int64_t>(sizeof(float)), workspace.size());
+  float* memory = reinterpret_cast<float*>(workspace.data());
+  const int64_t row_blocks = parts_of(p.m, kBlockRows);
+  const int64_t all_panels = parts_of(p.n, tiles.panel);
+  const int64_t column_blocks = parts_of(all_panels, kBlockColumns / tiles.panel);
+  const int64_t depths = parts_of(p.k, kDepth);
+#pragma omp parallel num_threads(threads)
+  for (int64_t rows = 0; rows < row_blocks; ++rows) {
+    for (int64_t columns = 0; columns < column_blocks; ++columns) {
+      const Range panels = part(all_panels, column_blocks, columns);
+      const Block block(tiles, p, at, memory, part(p.m, row_blocks, rows),
+                        {panels.begin * tiles.panel, std::min(p.n, panels.end * tiles.panel)});
+      for (int64_t d = 0; d < depths; ++d) {
+        const Range depth = part(p.k, depths, d);
+        // With one part, A stays packed from one block of columns to the next.
+        if (depths > 1 || columns == 0) block.pack_a(depth);
+        block.pack_b(depth);
+        block.multiply(depth, d == 0, d == depths - 1);
+      }
+    }
+  }
+}
+
+}  // namespace trainer

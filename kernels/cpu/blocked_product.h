@@ -1,0 +1,36 @@
+// Matrix products of any layout, fp32 and bf16 operands mixed freely, accumulated in fp32: operands are
+// packed block by block into the workspace (bf16 widened, exactly) and multiplied there by the tiles of
+// tile_table.h.
+//
+// The sum over k is cut into parts that depend on k alone, and no part is divided between threads. So an
+// element of C has the same bits for any number of threads, and whatever m is.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "cpu/tile_table.h"
+
+namespace trainer {
+
+// C[m, n] = A[m, k] B[k, n] (+ bias[n]) (+ C). Strides count elements; a row of C is contiguous, of A and B
+// one of the two strides is 1.
+struct MatrixProduct {
+  Ref c;
+  int64_t c_stride;
+  ConstRef a;
+  int64_t a_row, a_k;
+  ConstRef b;
+  int64_t b_column, b_k;
+  ConstRef bias;  // may be null
+  bool add;
+  int64_t m, n, k;
+};
+
+// Bytes of workspace for any product within m x n x k.
+size_t blocked_product_bytes(const TileTable& tiles, int threads, int64_t m, int64_t n, int64_t k);
+void blocked_product(const TileTable& tiles, int threads, const MatrixProduct& p,
+                     std::span<std::byte> workspace);
+
+}  // namespace trainer
