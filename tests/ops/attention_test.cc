@@ -43,6 +43,26 @@ TEST_P(AttentionTest, BackwardWritesDqAndAddsToDkDv) {
   }
 }
 
+// Consecutive heads share a key/value head: the same as giving each head a copy of its own.
+TEST_P(AttentionTest, GroupedHeadsShareTheirKeys) {
+  AttentionShape grouped = attention_shapes().front();
+  grouped.k_stride = grouped.v_stride = grouped.kv_heads * grouped.head_dim;
+  AttentionShape apart = grouped;
+  apart.kv_heads = apart.heads;
+  apart.k_stride = apart.v_stride = apart.heads * apart.head_dim;
+  AttentionCase shared(dtype(), grouped), copies(dtype(), apart);
+  for (int64_t i = 0; i < copies.k.size(); ++i) {
+    const int64_t token = i / apart.k_stride, head = i % apart.k_stride / apart.head_dim;
+    const int64_t from = token * grouped.k_stride + head / 2 * grouped.head_dim + i % apart.head_dim;
+    copies.k.set(i, shared.k.at(from));
+    copies.v.set(i, shared.v.at(from));
+  }
+  shared.forward(*granted_for(grouped), grouped);
+  copies.forward(*granted_for(apart), apart);
+  expect_near(copies.out, shared.out, within("attention"), "out");
+  expect_near(copies.log_sum_exp, shared.log_sum_exp, 1e-5, "log_sum_exp");
+}
+
 // Equal scores: each query averages the values of its own document that it may see, and no others.
 TEST_P(AttentionTest, PackedDocumentsDoNotSeeEachOther) {
   const std::vector<int32_t> starts = {0, 3};

@@ -40,6 +40,11 @@ Array hard_values(DType dtype, int64_t count) {
   const double special[] = {0.0,      -0.0,      0x1.01p0, 0x1.03p0,     -0x1.01p0,
                             INFINITY, -INFINITY, NAN,      3.4028234e38, 1e-45};
   for (int64_t i = 0; i < std::min<int64_t>(count, std::size(special)); ++i) values.set(i, special[i]);
+  if (dtype == DType::kF32 && count > 12) {
+    // NaN whose payload lies in the bits that bf16 drops, and one that rounding up would turn into a zero.
+    const uint32_t bits[] = {0x7F800001u, 0xFFFFFFFFu};
+    std::memcpy(values.f32() + 10, bits, sizeof(bits));
+  }
   return values;
 }
 
