@@ -1,0 +1,81 @@
+#include "app/options.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "base/error.h"
+#include "base/json.h"
+
+namespace trainer {
+namespace {
+
+template <class Number>
+std::optional<Number> parse(const std::string& text) {
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
+}
+
+}  // namespace
+
+Options::Options(std::span<const std::string> words, const std::vector<std::string>& with_value,
+                 const std::vector<std::string>& flags) {
+  const auto contains = [](const std::vector<std::string>& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  for (size_t i = 0; i < words.size(); ++i) {
+    std::string name = words[i], value;
+    const size_t equals = name.starts_with("--") ? name.find('=') : std::string::npos;
+    if (equals != std::string::npos) {
+      value = name.substr(equals + 1);
+      name.resize(equals);
+    }
+    if (contains(with_value, name)) {
+      if (equals == std::string::npos) {
+        if (i + 1 == words.size()) input_error("{} needs a value", name);
+        value = words[++i];
+      }
+    } else if (contains(flags, name)) {
+      if (equals != std::string::npos) input_error("{} takes no value", name);
+    } else {
+      std::vector<std::string> known = with_value;
+      known.insert(known.end(), flags.begin(), flags.end());
+      const std::string near = nearest_name(name, known);
+      input_error("unknown argument '{}'{}", name,
+                  near.empty() ? "" : fmt::format("; did you mean {}?", near));
+    }
+    if (!values_.emplace(name, value).second) input_error("{} is given twice", name);
+  }
+}
+
+std::optional<std::string> Options::find(const std::string& name) const {
+  const auto it = values_.find(name);
+  return it == values_.end() ? std::nullopt : std::optional(it->second);
+}
+
+const std::string& Options::required(const std::string& name) const {
+  const auto it = values_.find(name);
+  if (it == values_.end()) input_error("{} is missing", name);
+  return it->second;
+}
+
+int64_t Options::integer(const std::string& name, int64_t fallback, int64_t least) const {
+  const auto text = find(name);
+  if (!text) return fallback;
+  const auto value = parse<int64_t>(*text);
+  if (!value || *value < least)
+    input_error("{}: expected a whole number from {} on, found '{}'", name, least, *text);
+  return *value;
+}
+
+double Options::number(const std::string& name, double fallback, double least) const {
+  const auto text = find(name);
+  if (!text) return fallback;
+  const auto value = parse<double>(*text);
+  if (!value || !std::isfinite(*value) || *value < least)
+    input_error("{}: expected a number from {} on, found '{}'", name, least, *text);
+  return *value;
+}
+
+}  // namespace trainer

@@ -1,0 +1,32 @@
+// The arguments of a subcommand that are all of the form --name VALUE, --name=VALUE or --flag.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace trainer {
+
+// Throws InputError for unknown names (naming the nearest known one), repeated ones, and missing or needless
+// values.
+class Options {
+ public:
+  Options(std::span<const std::string> words, const std::vector<std::string>& with_value,
+          const std::vector<std::string>& flags);
+
+  bool has(const std::string& name) const { return values_.contains(name); }
+  std::optional<std::string> find(const std::string& name) const;
+  // Throws InputError when it was not given.
+  const std::string& required(const std::string& name) const;
+  // Throw InputError when the value is not a number, or is below `least`.
+  int64_t integer(const std::string& name, int64_t fallback, int64_t least) const;
+  double number(const std::string& name, double fallback, double least) const;
+
+ private:
+  std::map<std::string, std::string> values_;
+};
+
+}  // namespace trainer

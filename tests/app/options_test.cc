@@ -1,0 +1,51 @@
+#include "app/options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "checkpoint/test_folder.h"
+
+namespace trainer {
+namespace {
+
+using ::testing::HasSubstr;
+
+Options parse(const std::vector<std::string>& words) {
+  return {words, {"--from", "--count", "--rate"}, {"--help"}};
+}
+
+std::string refusal(const std::vector<std::string>& words) {
+  return message_of([&] {
+    const Options options = parse(words);
+    options.required("--from");
+    options.integer("--count", 1, 0);
+    options.number("--rate", 1, 0);
+  });
+}
+
+TEST(Options, ReadsBothForms) {
+  const Options options = parse({"--from", "--odd name", "--count=3", "--help", "--rate", "0.25"});
+  EXPECT_EQ(options.required("--from"), "--odd name");
+  EXPECT_EQ(options.integer("--count", 1, 0), 3);
+  EXPECT_EQ(options.number("--rate", 1, 0), 0.25);
+  EXPECT_TRUE(options.has("--help"));
+  EXPECT_EQ(parse({}).integer("--count", 7, 0), 7);
+  EXPECT_EQ(parse({"--from="}).required("--from"), "");
+}
+
+TEST(Options, RefusesWhatIsWrong) {
+  EXPECT_THAT(refusal({}), HasSubstr("--from is missing"));
+  EXPECT_THAT(refusal({"--form", "a"}), HasSubstr("did you mean --from?"));
+  EXPECT_THAT(refusal({"word"}), HasSubstr("unknown argument 'word'"));
+  EXPECT_THAT(refusal({"--from"}), HasSubstr("--from needs a value"));
+  EXPECT_THAT(refusal({"--help=1"}), HasSubstr("--help takes no value"));
+  EXPECT_THAT(refusal({"--from", "a", "--from", "b"}), HasSubstr("given twice"));
+  for (const char* bad : {"", "x", "1x", "-1", "1.5", "99999999999999999999"})
+    EXPECT_THAT(refusal({"--from", "a", "--count", bad}), HasSubstr("--count: expected a whole number"))
+        << bad;
+  for (const char* bad : {"", "x", "-0.5", "nan", "inf"})
+    EXPECT_THAT(refusal({"--from", "a", "--rate", bad}), HasSubstr("--rate: expected a number")) << bad;
+}
+
+}  // namespace
+}  // namespace trainer
