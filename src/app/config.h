@@ -13,6 +13,7 @@
 #include "model/config.h"
 #include "ops/tensor.h"
 #include "optim/lr_schedule.h"
+#include "schedule/problem.h"
 
 namespace trainer {
 
@@ -57,7 +58,6 @@ struct ParallelSection {
 };
 
 enum class FrontEnd : uint8_t { kOneFOneB };
-enum class ActivationPolicy : uint8_t { kFullSave, kCheckpoint };
 
 struct ScheduleSection {
   FrontEnd front_end = FrontEnd::kOneFOneB;
@@ -138,10 +138,6 @@ ModelConfig make_model_config(const Config& config, int64_t tokenizer_vocabulary
 // Fills in data_parallel_size and stage_layers and checks that `world_size` ranks, the batch and the layers
 // fit one another. Throws InputError.
 void resolve_parallel(Config& config, const ModelConfig& model, int world_size);
-
-// Transformer layers of each of `stages` stages: as even as can be, the larger ones first (30 over 4: 8, 8,
-// 7, 7). Throws InputError when there are fewer layers than stages.
-std::vector<int64_t> even_stage_layers(int64_t layers, int64_t stages);
 
 // Complete and in declaration order; parse_config reads it back to an equal config.
 Json config_to_json(const Config& config);

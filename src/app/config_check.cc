@@ -158,18 +158,6 @@ void check_paths(const Config& config) {
     check_exists("model.initialize_from", config.model.initialize_from, "model folder");
 }
 
-std::vector<int64_t> even_stage_layers(int64_t layers, int64_t stages) {
-  if (layers < stages)
-    input_error(
-        "key 'parallel.pipeline_parallel_size': {} stages, but the model has {} transformer layers; every "
-        "stage "
-        "needs one, so use at most {} stages",
-        stages, layers, layers);
-  std::vector<int64_t> counts(static_cast<size_t>(stages), layers / stages);
-  for (int64_t i = 0; i < layers % stages; ++i) ++counts[static_cast<size_t>(i)];
-  return counts;
-}
-
 void resolve_parallel(Config& config, const ModelConfig& model, int world_size) {
   auto& p = config.parallel;
   const int64_t stages = p.pipeline_parallel_size;

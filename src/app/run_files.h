@@ -7,7 +7,7 @@ namespace trainer {
 
 struct RunFiles {
   explicit RunFiles(const std::filesystem::path& directory)
-      : config(directory / "config.json"),
+      : config(directory / "resolved_config.json"),
         plan(directory / "plan.json"),
         metrics(directory / "metrics.jsonl"),
         summary(directory / "summary.json"),

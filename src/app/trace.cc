@@ -133,8 +133,10 @@ void write_trace(const std::filesystem::path& path, const Timeline& timeline) {
 }
 
 Timeline read_trace(const std::filesystem::path& path) {
-  const std::string where = path.string();
-  const Json json = parse_json_file(where);
+  return parse_trace(parse_json_file(path.string()), path.string());
+}
+
+Timeline parse_trace(const Json& json, const std::string& where) {
   if (!json.contains("traceEvents") || !json["traceEvents"].is_array())
     input_error("{}: not a trace: 'traceEvents' is missing", where);
   Timeline timeline;

@@ -18,6 +18,9 @@ void write_trace(const std::filesystem::path& path, const Timeline& timeline);
 // What write_trace wrote, in the same order. Throws InputError.
 Timeline read_trace(const std::filesystem::path& path);
 
+// The timeline that trace_json made `json` from. `where` heads error messages.
+Timeline parse_trace(const Json& json, const std::string& where);
+
 // RUN_DIRECTORY/traces/step-000020.json
 std::filesystem::path trace_path(const std::filesystem::path& run_directory, int64_t step);
 // The trace files of a run in order of steps; empty when there are none.

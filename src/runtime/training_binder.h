@@ -67,7 +67,6 @@ class TrainingBinder : public KernelBinder {
     RankCommunicators& communicators;
     StepInputs& inputs;
     OptimizerSettings optimizer;
-    int64_t micro_batch = 1, sequence = 1;
     DType dtype = DType::kF32;
     WaitLedger* ledger = nullptr;  // may be null
     const Clock* clock = nullptr;

@@ -34,28 +34,26 @@ uint64_t Problem::hash() const {
   return h.value();
 }
 
-std::vector<int> split_layers(int blocks, int stages, const std::vector<int64_t>& stage_layers) {
-  std::vector<int64_t> counts(stage_layers);
-  if (counts.empty()) {
-    if (blocks < stages)
-      input_error("parallel.pipeline_parallel_size: {} layers cannot fill {} stages; use at most {} stages",
-                  blocks, stages, blocks);
-    for (int s = 0; s < stages; ++s) counts.push_back(blocks / stages + (s < blocks % stages ? 1 : 0));
-  }
-  if (static_cast<int>(counts.size()) != stages)
-    input_error("parallel.stage_layers names {} stages, parallel.pipeline_parallel_size is {}", counts.size(),
-                stages);
+std::vector<int64_t> even_stage_layers(int64_t layers, int64_t stages) {
+  if (layers < stages)
+    input_error(
+        "key 'parallel.pipeline_parallel_size': {} stages, but the model has {} transformer layers; every stage needs "
+        "one, so use at most {} stages",
+        stages, layers, layers);
+  std::vector<int64_t> counts(static_cast<size_t>(stages), layers / stages);
+  for (int64_t i = 0; i < layers % stages; ++i) ++counts[static_cast<size_t>(i)];
+  return counts;
+}
+
+std::vector<int> first_layers(const std::vector<int64_t>& stage_layers) {
   std::vector<int> first{0};
   int64_t next = 1;  // layer 0 is the embedding
-  for (int64_t count : counts) {
-    if (count < 1)
-      input_error("parallel.stage_layers: every stage needs at least one layer, found {}", count);
+  for (int64_t count : stage_layers) {
+    if (count < 1) input_error("key 'parallel.stage_layers': every stage needs at least one layer, found {}", count);
     next += count;
-    first.push_back(static_cast<int>(std::min<int64_t>(next, blocks + 1)));
+    first.push_back(static_cast<int>(next));
   }
-  if (next != blocks + 1)
-    input_error("parallel.stage_layers adds up to {} layers, the model has {}", next - 1, blocks);
-  first.back() = blocks + 2;
+  ++first.back();  // the head
   return first;
 }
 

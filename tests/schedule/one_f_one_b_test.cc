@@ -15,20 +15,18 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::small_problem;
 
-TEST(SplitLayers, RemainderGoesToTheEarlierStages) {
-  EXPECT_THAT(split_layers(30, 4, {}),
-              ElementsAre(0, 9, 17, 24, 32));  // 8, 8, 7, 7 blocks; the head is layer 31
-  EXPECT_THAT(split_layers(7, 2, {}), ElementsAre(0, 5, 9));
-  EXPECT_THAT(split_layers(10, 3, {}), ElementsAre(0, 5, 8, 12));
-  EXPECT_THAT(split_layers(5, 1, {}), ElementsAre(0, 7));
-  EXPECT_THAT(split_layers(5, 2, {1, 4}), ElementsAre(0, 2, 7));
+TEST(StageLayers, RemainderGoesToTheEarlierStagesAndNoLayerIsLost) {
+  EXPECT_THAT(even_stage_layers(30, 4), ElementsAre(8, 8, 7, 7));
+  EXPECT_THAT(first_layers({8, 8, 7, 7}), ElementsAre(0, 9, 17, 24, 32));  // the head is layer 31
+  EXPECT_THAT(first_layers(even_stage_layers(7, 2)), ElementsAre(0, 5, 9));
+  EXPECT_THAT(first_layers(even_stage_layers(10, 3)), ElementsAre(0, 5, 8, 12));
+  EXPECT_THAT(first_layers({5}), ElementsAre(0, 7));
+  EXPECT_THAT(first_layers({1, 4}), ElementsAre(0, 2, 7));
 }
 
-TEST(SplitLayers, RefusesWhatWouldLoseLayers) {
-  EXPECT_THROW(split_layers(2, 4, {}), InputError);
-  EXPECT_THROW(split_layers(5, 2, {2, 2}), InputError);
-  EXPECT_THROW(split_layers(5, 2, {5, 0}), InputError);
-  EXPECT_THROW(split_layers(5, 2, {2, 2, 1}), InputError);
+TEST(StageLayers, RefusesEmptyStages) {
+  EXPECT_THROW(even_stage_layers(2, 4), InputError);
+  EXPECT_THROW(first_layers({5, 0}), InputError);
 }
 
 // Warm-up and steady forwards of every stage, few micro-batches included.

@@ -33,7 +33,7 @@ inline Problem small_problem(int blocks, int stages, int replicas, int micro_bat
                  {"out", 320, 30, ReuseClass::kBackward}};
     p.layers.push_back(c);
   }
-  p.first_layer = split_layers(blocks, stages, {});
+  p.first_layer = first_layers(even_stage_layers(blocks, stages));
   return p;
 }
 

@@ -1,0 +1,231 @@
+#include "app/train.h"
+
+#include <csignal>
+#include <filesystem>
+#include <set>
+
+#include "app/command.h"
+#include "app/report.h"
+#include "app/training_job.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "comm/collectives.h"
+#include "comm/mpi/mpi_communicator.h"
+#include "device/cores.h"
+#include "ops/gemm_rate.h"
+
+namespace trainer {
+namespace {
+
+constexpr const char* kUsage = R"(usage: trainer train CONFIG.json [--set SECTION.KEY=VALUE ...] [--resume]
+
+Trains a model, alone or as one rank under mpirun or srun:
+  mpirun -n 2 build/trainer train configs/quickstart.json --set training.steps=100
+
+  --set SECTION.KEY=VALUE   replaces a value of the config (docs/configuration.md lists the keys)
+  --resume                  goes on from the newest complete checkpoint of run.directory
+)";
+
+struct TrainArguments {
+  std::string config;
+  std::vector<std::string> overrides;
+  bool resume = false;
+};
+
+TrainArguments parse(std::span<const std::string> words) {
+  TrainArguments a;
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (words[i] == "--resume") {
+      a.resume = true;
+    } else if (words[i] == "--set") {
+      if (++i == words.size()) input_error("--set needs SECTION.KEY=VALUE after it");
+      a.overrides.push_back(words[i]);
+    } else if (words[i].starts_with("--set=")) {
+      a.overrides.push_back(words[i].substr(6));
+    } else if (words[i].starts_with("-") || !a.config.empty()) {
+      input_error("unknown argument '{}'\n{}", words[i], kUsage);
+    } else {
+      a.config = words[i];
+    }
+  }
+  if (a.config.empty()) input_error("no config given\n{}", kUsage);
+  return a;
+}
+
+// Runs `body` on every rank; if it fails on any, all of them throw, the message naming who failed and why.
+template <class Body>
+void together(Communicator& world, Body&& body) {
+  std::string failure;
+  int code = 0;
+  try {
+    body();
+  } catch (const Error& error) {
+    failure = error.what();
+    code = error.exit_code();
+  } catch (const std::exception& error) {
+    failure = error.what();
+    code = 1;
+  }
+  const auto failures =
+      all_gather_bytes(world, failure.empty() ? failure : static_cast<char>('0' + code) + failure);
+  std::string text, first;
+  size_t failed = 0;
+  int worst = 0;
+  for (size_t r = 0; r < failures.size(); ++r) {
+    if (failures[r].empty()) continue;
+    ++failed;
+    worst = std::max(worst, failures[r][0] - '0');
+    if (first.empty()) first = failures[r].substr(1);
+    text += fmt::format("{}rank {}: {}", text.empty() ? "" : "\n", r, failures[r].substr(1));
+  }
+  if (failed == 0) return;
+  const bool all_alike =
+      failed == failures.size() &&
+      std::all_of(failures.begin(), failures.end(), [&](const auto& f) { return f == failures[0]; });
+  throw Error(worst, all_alike ? first : text);
+}
+
+// What may not change under a run without changing what it learns. Keys named by --set in the optimizer
+// section are meant to change.
+void check_same_run(const Config& config, const std::filesystem::path& stored,
+                    const std::vector<std::string>& overrides) {
+  const Json before = parse_json_file(stored.string()), now = config_to_json(config);
+  const std::set<std::string> free_training = {"steps", "eval_interval", "eval_steps", "log_interval"};
+  for (const char* section : {"model", "data", "training", "precision", "optimizer"})
+    for (const auto& [key, value] : now.at(section).items()) {
+      const std::string path = fmt::format("{}.{}", section, key);
+      if (section == std::string("training") && free_training.count(key)) continue;
+      if (path == "model.initialize_from") continue;
+      const bool explicitly = section == std::string("optimizer") &&
+                              std::any_of(overrides.begin(), overrides.end(),
+                                          [&](const std::string& o) { return o.starts_with(path + "="); });
+      const Json old =
+          before.contains(section) && before[section].contains(key) ? before[section][key] : Json();
+      if (old == value || explicitly) continue;
+      input_error(
+          "cannot resume: '{}' was {} in {} and is {} now, which would train another model. Restore it{}",
+          path, old.dump(), stored.string(), value.dump(),
+          section == std::string("optimizer")
+              ? fmt::format(", or say --set {}={} to change it on purpose", path, value.dump())
+              : std::string(", or start a new run directory"));
+    }
+}
+
+void prepare_directory(const Config& config, const TrainArguments& arguments) {
+  namespace fs = std::filesystem;
+  const fs::path directory = config.run.directory;
+  const RunFiles files(directory);
+  if (arguments.resume) {
+    if (!fs::exists(files.config))
+      input_error("--resume: {} holds no run (no {})", directory.string(), files.config.filename().string());
+    check_same_run(config, files.config, arguments.overrides);
+  } else if (fs::exists(directory) && !fs::is_empty(directory)) {
+    input_error(
+        "run.directory {} exists already; go on with it by --resume, or choose another with --set "
+        "run.directory=...",
+        directory.string());
+  }
+  std::error_code error;
+  fs::create_directories(directory, error);
+  if (error) input_error("cannot make run.directory {}: {}", directory.string(), error.message());
+  write_file_atomically(files.config, config_to_json(config).dump(2) + "\n");
+}
+
+void handle_signal(int) { TrainingJob::request_stop(); }
+
+double measure_rate(KernelSet& kernels, const Model& model, const Config& config) {
+  const ModelConfig& m = model.config();
+  const int64_t tokens = config.training.micro_batch_size * config.data.sequence_length;
+  const std::vector<GemmShape> shapes = {{tokens, m.q_width() + 2 * m.kv_width(), m.hidden_size},
+                                         {tokens, m.ffn_hidden_size * (m.gated_mlp() ? 2 : 1), m.hidden_size},
+                                         {tokens, m.hidden_size, m.ffn_hidden_size}};
+  return measure_gemm_rate(kernels, config.precision.compute, shapes);
+}
+
+int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
+  const auto world = mpi.world();
+  configure_logging(mpi.rank(), mpi.size());
+  TrainArguments arguments;
+  Config config;
+  TrainingData data;
+  std::unique_ptr<KernelSet> kernels;
+  std::unique_ptr<TrainingJob> job;
+  together(*world, [&] {
+    arguments = parse(words);
+    config = read_config(arguments.config, arguments.overrides);
+    if (config.run.directory.empty())
+      input_error("{}: key 'run.directory' is missing: where the run is kept", arguments.config);
+    check_paths(config);
+    const auto cores = cores_of_local_rank(allowed_cores(), mpi.local_rank(), mpi.local_size());
+    bind_to_cores(cores);
+    if (config.device.threads == 0) config.device.threads = static_cast<int64_t>(cores.size());
+    data = open_training_data(config);
+    resolve_parallel(config, data.model, mpi.size());
+  });
+  double gemm_rate = 0;
+  together(*world, [&] {
+    kernels = make_host_kernels(static_cast<int>(config.device.threads));
+    std::array<double, 1> rate{
+        measure_rate(*kernels, Model(data.model, config.data.sequence_length), config)};
+    sum_over_ranks(*world, rate);
+    gemm_rate = rate[0];
+  });
+  together(*world, [&] {
+    if (mpi.rank() == 0) prepare_directory(config, arguments);
+  });
+  together(*world, [&] {
+    job = std::make_unique<TrainingJob>(config, std::move(data), std::move(kernels), *world,
+                                        config.run.directory, gemm_rate);
+  });
+  together(*world, [&] { job->prepare(arguments.resume); });
+  std::signal(SIGTERM, handle_signal);
+  std::signal(SIGINT, handle_signal);
+  const JobSummary s = job->train();
+  if (mpi.rank() == 0) {
+    const RunFiles files(config.run.directory);
+    Json summary;
+    summary["steps"] = s.steps;
+    summary["ranks"] = mpi.size();
+    summary["train_seconds"] = s.train_seconds;
+    summary["tokens_per_second"] = s.tokens_per_second;
+    summary["loss"] = s.last_loss;
+    if (s.valid_loss) summary["valid_loss"] = *s.valid_loss;
+    summary["predicted_memory_bytes"] = s.predicted_memory;
+    summary["peak_memory_bytes"] = s.peak_memory;
+    write_file_atomically(files.summary, summary.dump(2) + "\n");
+    write_report(config.run.directory);
+    spdlog::info("{} steps in {}, {} tokens/s; memory predicted {}, peak {}; run directory {}", s.steps,
+                 format_seconds(s.train_seconds), format_count(s.tokens_per_second),
+                 format_bytes(static_cast<double>(s.predicted_memory)),
+                 format_bytes(static_cast<double>(s.peak_memory)), config.run.directory);
+  }
+  return 0;
+}
+
+}  // namespace
+
+int train_command(std::span<const std::string> arguments) {
+  if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") {
+    std::fputs(kUsage, arguments.empty() ? stderr : stdout);
+    return arguments.empty() ? 2 : 0;
+  }
+  MpiEnvironment mpi;
+  try {
+    return train(mpi, arguments);
+  } catch (const InputError& error) {
+    if (mpi.rank() == 0) std::fprintf(stderr, "trainer: error: %s\n", error.what());
+    return 2;
+  } catch (const Error& error) {
+    // Failures that all ranks know of end together; others bring the job down, naming this rank.
+    if (error.exit_code() == 2) {
+      if (mpi.rank() == 0) std::fprintf(stderr, "trainer: error: %s\n", error.what());
+      return 2;
+    }
+    mpi.abort(error.what(), error.exit_code());
+  } catch (const std::exception& error) {
+    mpi.abort(error.what(), 1);
+  }
+}
+
+}  // namespace trainer

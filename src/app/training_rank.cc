@@ -1,0 +1,275 @@
+#include "app/training_rank.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "comm/collectives.h"
+#include "schedule/check.h"
+#include "schedule/passes.h"
+
+namespace trainer {
+namespace {
+
+// Beyond this many ranks the whole graph is not built on one rank; digests are compared all the same.
+constexpr int kRanksCheckedWhole = 64;
+
+void throw_diagnostics(const std::vector<Diagnostic>& problems) {
+  if (problems.empty()) return;
+  std::string text = "this plan cannot run:";
+  for (const Diagnostic& d : problems) text += "\n  " + d.message;
+  input_error("{}", text);
+}
+
+}  // namespace
+
+Problem make_problem(const Config& config, const Model& model, const KernelSet& kernels,
+                     std::vector<int> ranks) {
+  Problem p;
+  const auto& t = config.training;
+  p.stages = static_cast<int>(config.parallel.pipeline_parallel_size);
+  p.replicas = static_cast<int>(config.parallel.data_parallel_size);
+  p.micro_batches = static_cast<int>(t.global_batch_size / (t.micro_batch_size * p.replicas));
+  if (config.parallel.reproducible_group > 0)
+    p.virtual_ranks = static_cast<int>(config.parallel.reproducible_group) / p.replicas;
+  const DType dtype = config.precision.compute;
+  for (int l = 0; l < model.layer_count(); ++l)
+    p.layers.push_back(model.layer(l).catalogue(t.micro_batch_size, config.data.sequence_length, dtype));
+  p.first_layer = first_layers(config.parallel.stage_layers);
+  p.activation = config.schedule.activation;
+  p.element_bytes = static_cast<int64_t>(size_of(dtype));
+  p.workspace_bytes = static_cast<int64_t>(
+      kernels.workspace_bytes(model.workspace_shape(t.micro_batch_size, config.data.sequence_length, dtype)));
+  p.passes = config.schedule.passes;
+  p.ranks = std::move(ranks);
+  return p;
+}
+
+OptimizerSettings make_optimizer_settings(const Config& config) {
+  const OptimizerSection& o = config.optimizer;
+  OptimizerSettings s;
+  s.schedule = make_lr_schedule(config);
+  s.weight_decay = o.weight_decay;
+  s.beta1 = o.adam_beta1;
+  s.beta2 = o.adam_beta2;
+  s.epsilon = o.adam_eps;
+  s.clip_norm = o.clip_grad;
+  s.skip_non_finite = o.skip_non_finite;
+  return s;
+}
+
+TrainingRank::TrainingRank(const Config& config, const ModelConfig& model, std::unique_ptr<KernelSet> kernels,
+                           Communicator& world, std::shared_ptr<const SampleSource> train,
+                           std::shared_ptr<const SampleSource> valid, StepInputs* inputs)
+    : config_(config),
+      model_(model, config.data.sequence_length),
+      kernels_(std::move(kernels)),
+      world_(world),
+      problem_(make_problem(config, model_, *kernels_, {world.rank()})),
+      evaluation_problem_(problem_),
+      graph_(build_step_graph(problem_)) {
+  if (world.rank() == 0 && problem_.world_size() <= kRanksCheckedWhole) {
+    Problem whole = problem_;
+    whole.ranks.clear();
+    throw_diagnostics(check(build_step_graph(whole), config.device.memory_budget.bytes));
+  } else {
+    throw_diagnostics(check(graph_, config.device.memory_budget.bytes));
+  }
+  compare_digests();
+  communicators_ = RankCommunicators::make(world, problem_);
+
+  InputShape shape;
+  shape.micro_batch_size = config.training.micro_batch_size;
+  shape.global_batch_size = config.training.global_batch_size;
+  shape.replicas = problem_.replicas;
+  shape.replica = problem_.replica_of(world.rank());
+  shape.virtual_ranks = problem_.virtual_ranks;
+  if (train) inputs_ = &train_inputs_.emplace(std::move(train), shape);
+  if (inputs) inputs_ = inputs;
+  require(inputs_ != nullptr, "training needs inputs");
+  if (valid) {
+    evaluation_problem_.forward_only = true;
+    evaluation_problem_.virtual_ranks = 1;
+    evaluation_graph_ = build_step_graph(evaluation_problem_);
+    shape.virtual_ranks = 1;
+    shape.pad_past_end = true;
+    evaluation_batches_ = (valid->size() + shape.global_batch_size - 1) / shape.global_batch_size;
+    valid_inputs_.emplace(std::move(valid), shape);
+  }
+}
+
+TrainingRank::~TrainingRank() = default;
+
+void TrainingRank::compare_digests() {
+  if (!all_equal(world_, problem_.hash()))
+    input_error(
+        "the ranks do not agree on the plan: start all of them with the same config, data and program");
+  // Element [r] of rank p's message is the digest of what p sends to r; r must expect the same.
+  const int me = world_.rank();
+  std::string mine;
+  for (int peer = 0; peer < world_.size(); ++peer) {
+    const uint64_t digest = transfer_digest(graph_, me, peer, true);
+    mine.append(reinterpret_cast<const char*>(&digest), sizeof digest);
+  }
+  for (int c : {int{kDataParallel}, int{kTiedEmbedding}, int{kWorld}}) {
+    const uint64_t digest = collective_digest(graph_, me, c);
+    mine.append(reinterpret_cast<const char*>(&digest), sizeof digest);
+  }
+  const auto all = all_gather_bytes(world_, mine);
+  const auto digest = [&](int rank, int index) {
+    uint64_t value;
+    std::memcpy(&value, all[static_cast<size_t>(rank)].data() + 8 * index, 8);
+    return value;
+  };
+  for (int peer = 0; peer < world_.size(); ++peer) {
+    if (digest(peer, me) != transfer_digest(graph_, me, peer, false))
+      input_error("rank {} does not expect the transfers that rank {} makes", me, peer);
+    const bool group = problem_.stage_of(peer) == problem_.stage_of(me);
+    if (group && digest(peer, world_.size() + kDataParallel) != digest(me, world_.size() + kDataParallel))
+      input_error("ranks {} and {} disagree on the order of their data-parallel collectives", me, peer);
+    if (digest(peer, world_.size() + kWorld) != digest(me, world_.size() + kWorld))
+      input_error("ranks {} and {} disagree on the order of the collectives of all ranks", me, peer);
+  }
+}
+
+MemoryPlan TrainingRank::memory_plan() const {
+  MemoryPlan plan;
+  std::vector<const StepGraph*> between;
+  if (valid_inputs_) between.push_back(&evaluation_graph_);
+  plan.tiers = RankMemory::plan(graph_, between, world_.rank());
+  plan.program = resident_memory().now;
+  return plan;
+}
+
+std::string TrainingRank::describe_plan() const {
+  std::string stages;
+  for (int s = 0; s < problem_.stages; ++s)
+    stages += fmt::format("{}{}", s ? ", " : "", config_.parallel.stage_layers[static_cast<size_t>(s)]);
+  return fmt::format(
+      "{} | pipeline {} (layers {}) x data {} | {} micro-batches of {} x {} tokens | {} parameters | {} | {} "
+      "threads per "
+      "rank | program {:016x}",
+      graph_.provenance, problem_.stages, stages, problem_.replicas, problem_.micro_batches,
+      config_.training.micro_batch_size, config_.data.sequence_length, model_.parameter_count(),
+      name_of(config_.precision.compute), config_.device.threads, problem_.hash());
+}
+
+std::unique_ptr<TrainingBinder> TrainingRank::make_binder(const Problem& problem, StepInputs& inputs,
+                                                          WaitLedger* ledger) {
+  return std::make_unique<TrainingBinder>(
+      TrainingBinder::Parts{problem, world_.rank(), model_, *kernels_, *memory_, communicators_, inputs,
+                            make_optimizer_settings(config_), config_.precision.compute, ledger, &clock_});
+}
+
+void TrainingRank::allocate() {
+  clock_.synchronise(world_);
+  std::vector<const StepGraph*> between;
+  if (valid_inputs_) between.push_back(&evaluation_graph_);
+  memory_.emplace(graph_, between, world_.rank());
+  for (size_t b = 0; b < graph_.buffers.size(); ++b)
+    if (graph_.buffers[b].name == "workspace")
+      kernels_->grant_workspace(
+          {memory_->address(graph_, static_cast<BufferId>(b)), static_cast<size_t>(graph_.buffers[b].bytes)});
+  binder_ = make_binder(problem_, *inputs_, &ledger_);
+  RuntimeOptions options;
+  options.clock = &clock_;
+  options.ledger = &ledger_;
+  options.traced_steps.insert(config_.run.trace_steps.begin(), config_.run.trace_steps.end());
+  runtime_ = std::make_unique<StageRuntime>(graph_, *binder_, std::move(options));
+  if (valid_inputs_) {
+    evaluation_binder_ = make_binder(evaluation_problem_, *valid_inputs_, nullptr);
+    evaluation_runtime_ =
+        std::make_unique<StageRuntime>(evaluation_graph_, *evaluation_binder_, RuntimeOptions{});
+  }
+}
+
+void TrainingRank::initialize_random() {
+  for (const OwnedBlock& block : binder_->blocks(graph_))
+    for (const ParameterSpec& parameter : model_.layer(block.layer).parameters())
+      initialize_parameter(parameter, static_cast<uint64_t>(config_.training.seed), 0,
+                           {block.master + parameter.offset, static_cast<size_t>(parameter.count())});
+  binder_->refresh_working_weights(graph_);
+}
+
+void TrainingRank::initialize_from(const ModelSource& source) {
+  for (const OwnedBlock& block : binder_->blocks(graph_)) {
+    const Layer& layer = model_.layer(block.layer);
+    read_layer(source, layer, {block.master, static_cast<size_t>(layer.block_size())});
+  }
+  binder_->refresh_working_weights(graph_);
+}
+
+void TrainingRank::restore(const CheckpointReader& checkpoint) {
+  for (const OwnedBlock& block : binder_->blocks(graph_))
+    for (const ParameterSpec& p : model_.layer(block.layer).parameters()) {
+      const auto count = static_cast<size_t>(p.count());
+      const std::vector<int64_t>* shape = checkpoint.shape(p.name);
+      if (!shape || *shape != p.shape)
+        input_error("{}: parameter '{}' of shape {} is not in the checkpoint",
+                    checkpoint.directory().string(), p.name, describe_shape(p.shape));
+      checkpoint.read(p.name, 0, {block.master + p.offset, count});
+      checkpoint.read(p.name + ".moment1", 0, {block.moment1 + p.offset, count});
+      checkpoint.read(p.name + ".moment2", 0, {block.moment2 + p.offset, count});
+    }
+  binder_->set_updates_done(
+      json_integer(checkpoint.state(), "updates_done", checkpoint.directory().string()));
+  binder_->refresh_working_weights(graph_);
+}
+
+void TrainingRank::run(int64_t first_step, int count, const std::function<void(int64_t)>& on_step) {
+  binder_->set_first_step(first_step);
+  runtime_->run(first_step, count, on_step);
+}
+
+ClassifierResult TrainingRank::evaluate(int64_t steps) {
+  if (!valid_inputs_) return {};
+  if (steps == 0 || steps > evaluation_batches_) steps = evaluation_batches_;
+  evaluation_binder_->set_first_step(1);
+  evaluation_runtime_->run(1, static_cast<int>(steps), nullptr);
+  const ClassifierResult mine = evaluation_binder_->take_evaluation();
+  std::array<double, 2> sums{mine.loss_sum, static_cast<double>(mine.valid_tokens)};
+  sum_over_ranks(world_, sums);
+  return {sums[0], static_cast<int64_t>(sums[1])};
+}
+
+Timeline TrainingRank::take_timeline() {
+  Timeline timeline = runtime_->take_timeline();
+  // The plan's memory over the program, at the moments its compute tasks began.
+  std::map<std::string, TierBytes> planned;
+  for (const MemoryStep& m : memory_over_program(graph_, world_.rank()))
+    planned[graph_.describe(m.task)] = m.in_use;
+  for (const TimelineEvent& event : timeline.events) {
+    if (event.lane != name_of(LaneKind::kCompute)) continue;
+    const TierBytes& bytes = planned.at(event.name);
+    timeline.memory.push_back({event.begin, event.rank, bytes[0], bytes[1], bytes[2]});
+  }
+  return timeline;
+}
+
+std::vector<PartTensor> TrainingRank::checkpoint_tensors() {
+  std::vector<PartTensor> tensors;
+  if (problem_.replica_of(world_.rank()) != 0) return tensors;
+  for (const OwnedBlock& block : binder_->blocks(graph_)) {
+    if (block.copy) continue;
+    for (const ParameterSpec& p : model_.layer(block.layer).parameters()) {
+      const auto add = [&](const std::string& name, const float* values) {
+        tensors.push_back({name, p.shape, 0, {values + p.offset, static_cast<size_t>(p.count())}});
+      };
+      add(p.name, block.master);
+      add(p.name + ".moment1", block.moment1);
+      add(p.name + ".moment2", block.moment2);
+    }
+  }
+  return tensors;
+}
+
+const float* TrainingRank::parameter(const std::string& name) const {
+  for (const OwnedBlock& block : binder_->blocks(graph_))
+    for (const ParameterSpec& p : model_.layer(block.layer).parameters())
+      if (p.name == name) return block.master + p.offset;
+  return nullptr;
+}
+
+}  // namespace trainer

@@ -1,0 +1,93 @@
+// One rank of a training job, put together: program, memory, kernels, inputs, state. Used by `trainer train`,
+// by the library's Session, by benchmarks and by tests that run a whole grid of ranks in one process.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "app/config.h"
+#include "app/training_inputs.h"
+#include "checkpoint/model_source.h"
+#include "checkpoint/training_checkpoint.h"
+#include "runtime/stage_runtime.h"
+#include "runtime/training_binder.h"
+
+namespace trainer {
+
+// The program's problem for a resolved config. `ranks`: to build; empty: all.
+Problem make_problem(const Config& config, const Model& model, const KernelSet& kernels,
+                     std::vector<int> ranks);
+
+OptimizerSettings make_optimizer_settings(const Config& config);
+
+struct MemoryPlan {
+  TierBytes tiers{};    // arenas
+  int64_t program = 0;  // resident before they are allocated: code, libraries, data
+  int64_t tables = 0;   // model constants
+  int64_t total() const { return tiers[0] + tiers[1] + tiers[2] + program + tables; }
+};
+
+class TrainingRank {
+ public:
+  // `config` is resolved (resolve_parallel) for world.size() ranks. `train` and `valid` may be null;
+  // `inputs`, when given, replaces `train`. Builds and checks the program; allocates nothing large.
+  // Collective: ranks compare digests of what they will send one another. Throws InputError when the plan
+  // cannot run.
+  TrainingRank(const Config& config, const ModelConfig& model, std::unique_ptr<KernelSet> kernels,
+               Communicator& world, std::shared_ptr<const SampleSource> train,
+               std::shared_ptr<const SampleSource> valid, StepInputs* inputs = nullptr);
+  ~TrainingRank();
+
+  MemoryPlan memory_plan() const;
+  std::string describe_plan() const;
+  // Allocates the arenas; the state is undefined until one of the three below has run.
+  void allocate();
+  void initialize_random();
+  void initialize_from(const ModelSource& source);
+  void restore(const CheckpointReader& checkpoint);
+
+  // Steps first ... first + count - 1.
+  void run(int64_t first_step, int count, const std::function<void(int64_t)>& on_step);
+  StepResult take_result(int64_t step) { return binder_->take_result(step); }
+  WaitLedger::StepAccount take_account(int64_t step) { return ledger_.take(step); }
+  Timeline take_timeline();
+
+  // Collective; the sum over every target token of the validation split (or `steps` global batches of it), on
+  // all ranks.
+  ClassifierResult evaluate(int64_t steps);
+
+  // This rank's share of a checkpoint: parameters and moments it is the first to hold.
+  std::vector<PartTensor> checkpoint_tensors();
+  int64_t updates_done() const { return binder_->updates_done(); }
+  // Master value of a parameter held here; null otherwise.
+  const float* parameter(const std::string& name) const;
+
+  const Problem& problem() const { return problem_; }
+  const StepGraph& graph() const { return graph_; }
+  const Model& model() const { return model_; }
+  KernelSet& kernels() { return *kernels_; }
+  Clock& clock() { return clock_; }
+
+ private:
+  void compare_digests();
+  void grant_workspace();
+  std::unique_ptr<TrainingBinder> make_binder(const Problem& problem, StepInputs& inputs, WaitLedger* ledger);
+
+  Config config_;
+  Model model_;
+  std::unique_ptr<KernelSet> kernels_;
+  Communicator& world_;
+  Problem problem_, evaluation_problem_;
+  StepGraph graph_, evaluation_graph_;
+  RankCommunicators communicators_;
+  std::optional<SampledInputs> train_inputs_, valid_inputs_;
+  StepInputs* inputs_ = nullptr;
+  int64_t evaluation_batches_ = 0;
+  std::optional<RankMemory> memory_;
+  WaitLedger ledger_;
+  Clock clock_;
+  std::unique_ptr<TrainingBinder> binder_, evaluation_binder_;
+  std::unique_ptr<StageRuntime> runtime_, evaluation_runtime_;
+};
+
+}  // namespace trainer
