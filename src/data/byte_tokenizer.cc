@@ -9,7 +9,8 @@ constexpr std::string_view kEodText = "<|endoftext|>";
 
 ByteTokenizer::ByteTokenizer(int32_t eod) : eod_(eod) {
   if (eod < 0 || eod > 256)
-    input_error("byte tokenizer: end-of-document token {} is not in 0..256; 256 keeps every byte value usable", eod);
+    input_error(
+        "byte tokenizer: end-of-document token {} is not in 0..256; 256 keeps every byte value usable", eod);
   for (int value = 0; value < 256; ++value) values_.push_back(static_cast<char>(value));
 }
 
@@ -24,7 +25,8 @@ std::vector<int32_t> ByteTokenizer::encode(std::string_view text, EncodeOptions 
     }
     tokens.push_back(static_cast<uint8_t>(text[i]));
     if (tokens.back() == eod_)
-      input_error("byte {} at offset {} is also the end-of-document token; use the end-of-document token 256", eod_, i);
+      input_error("byte {} at offset {} is also the end-of-document token; use the end-of-document token 256",
+                  eod_, i);
   }
   return tokens;
 }

@@ -9,11 +9,11 @@ class ByteTokenizer final : public Tokenizer {
  public:
   static constexpr int32_t kDefaultEod = 256;
 
-  // `eod` is in [0, 256]. A value below 256 gives up that byte value: text that holds it cannot be told from the end of
-  // a document, so `encode` refuses it.
+  // `eod` is in [0, 256]. A value below 256 gives up that byte value: text that holds it cannot be told from
+  // the end of a document, so `encode` refuses it.
   explicit ByteTokenizer(int32_t eod = kDefaultEod);
 
-  std::vector<int32_t> encode(std::string_view text, EncodeOptions options) const override;
+  std::vector<int32_t> encode(std::string_view text, EncodeOptions options = {}) const override;
   std::optional<std::string_view> bytes(int32_t token) const override;
   std::optional<std::string_view> special(int32_t token) const override;
   int32_t vocabulary_size() const override { return eod_ < 256 ? 256 : 257; }

@@ -10,7 +10,8 @@
 namespace trainer {
 namespace {
 
-// Bytes of the well-formed sequence at `position`, or 0; then `bad` is the length of the maximal ill-formed subpart.
+// Bytes of the well-formed sequence at `position`, or 0; then `bad` is the length of the maximal ill-formed
+// subpart.
 size_t sequence_length(std::string_view text, size_t position, size_t& bad) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[position + i]); };
   const uint8_t lead = byte(0);
@@ -95,7 +96,8 @@ void append_utf8(std::string& text, char32_t code_point) {
 
 bool is_white_space(char32_t c) {
   return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+         c == 0x3000;
 }
 
 bool is_word_character(char32_t c) {
@@ -110,8 +112,10 @@ bool is_word_character(char32_t c) {
     case UTF8PROC_CATEGORY_ME:
     case UTF8PROC_CATEGORY_ND:
     case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_PC: return true;
-    default: return false;
+    case UTF8PROC_CATEGORY_PC:
+      return true;
+    default:
+      return false;
   }
 }
 

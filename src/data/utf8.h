@@ -26,7 +26,8 @@ void append_utf8(std::string& text, char32_t code_point);
 // The Unicode property White_Space.
 bool is_white_space(char32_t code_point);
 
-// Letters, marks, numbers that are digits or letters, and connector punctuation: what a regular expression calls \w.
+// Letters, marks, numbers that are digits or letters, and connector punctuation: what a regular expression
+// calls \w.
 bool is_word_character(char32_t code_point);
 
 // Normalisation form C of well-formed UTF-8.
