@@ -1,0 +1,166 @@
+// A whole grid of ranks in this process, training a tiny model on invented data: what plans are compared
+// with.
+#pragma once
+
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "app/training_rank.h"
+#include "base/philox.h"
+#include "comm/in_process.h"
+#include "runtime/serial_interpreter.h"
+#include "schedule/passes.h"
+
+namespace trainer::testing {
+
+// Tokens by a counter; some labels are ignored, and sample 5 of every 7 has none.
+class InventedSource : public SampleSource {
+ public:
+  InventedSource(int64_t sequence, int64_t vocabulary, int64_t size)
+      : sequence_(sequence), vocabulary_(vocabulary), size_(size) {}
+  int64_t size() const override { return size_; }
+  int64_t sequence_length() const override { return sequence_; }
+  void fetch(int64_t index, Sample& s) const override {
+    const auto n = static_cast<size_t>(sequence_);
+    s.tokens.resize(n);
+    s.labels.resize(n);
+    s.positions.resize(n);
+    s.document_starts.clear();
+    s.valid_tokens = 0;
+    const Philox random(static_cast<uint64_t>(index));
+    for (size_t i = 0; i < n; ++i) {
+      const auto token = [&](size_t at) {
+        return static_cast<int32_t>(random.block(at)[0] % static_cast<uint32_t>(vocabulary_));
+      };
+      s.tokens[i] = token(i);
+      s.labels[i] = index % 7 == 5 || i % 5 == 3 ? kIgnoredLabel : token(i + 1);
+      s.positions[i] = static_cast<int32_t>(i);
+      s.valid_tokens += s.labels[i] != kIgnoredLabel;
+    }
+  }
+  int64_t valid_tokens(int64_t index) const override {
+    Sample s;
+    fetch(index, s);
+    return s.valid_tokens;
+  }
+  uint64_t fingerprint() const override { return 77; }
+
+ private:
+  int64_t sequence_, vocabulary_, size_;
+};
+
+inline ModelConfig tiny_model(Architecture architecture = Architecture::kLlama, bool tied = true) {
+  ModelConfig m;
+  m.architecture = architecture;
+  m.vocabulary_size = 61;
+  m.hidden_size = 16;
+  m.num_layers = 5;
+  m.num_attention_heads = 4;
+  m.num_query_groups = architecture == Architecture::kGpt2 ? 4 : 2;
+  m.head_dim = 4;
+  m.ffn_hidden_size = 24;
+  m.max_position_embeddings = 32;
+  m.tie_word_embeddings = tied;
+  m.qkv_bias = architecture == Architecture::kQwen2 || architecture == Architecture::kGpt2;
+  m.output_bias = m.mlp_bias = architecture == Architecture::kGpt2;
+  m.init_std = 0.3;  // tiny widths need it for gradients that matter
+  return m;
+}
+
+struct GridPlan {
+  int stages = 1, replicas = 1, micro_batches = 4;  // micro_batches: of the whole global batch
+  std::vector<int64_t> stage_layers;                // empty: even
+  int reproducible_group = 0;
+  ActivationPolicy activation = ActivationPolicy::kFullSave;
+  DType dtype = DType::kF32;
+  int threads = 1;
+  int steps = 3;
+  double clip = 1.0;
+  ModelConfig model = tiny_model();
+  InProcessOptions network;
+};
+
+struct GridResult {
+  std::vector<StepResult> steps;
+  std::map<std::string, std::vector<float>> weights;  // by parameter name
+  std::vector<std::vector<float>> tied_copies;        // of every rank that holds the embedding
+  uint64_t plan = 0;
+};
+
+inline Config grid_config(const GridPlan& plan) {
+  Config c;
+  c.training.micro_batch_size = 2;
+  c.training.global_batch_size = 2 * plan.micro_batches;
+  c.training.steps = plan.steps;
+  c.training.seed = 5;
+  c.data.sequence_length = 12;
+  c.parallel.pipeline_parallel_size = plan.stages;
+  c.parallel.data_parallel_size = plan.replicas;
+  c.parallel.stage_layers =
+      plan.stage_layers.empty() ? even_stage_layers(plan.model.num_layers, plan.stages) : plan.stage_layers;
+  c.parallel.reproducible_group = plan.reproducible_group;
+  c.schedule.activation = plan.activation;
+  c.precision.compute = plan.dtype;
+  c.optimizer.lr = 0.02;
+  c.optimizer.lr_decay_style = LrDecayStyle::kConstant;
+  c.optimizer.lr_decay_steps = 100;
+  c.optimizer.clip_grad = plan.clip;
+  c.device.threads = plan.threads;
+  return c;
+}
+
+inline std::shared_ptr<const SampleSource> grid_data(const GridPlan& plan) {
+  return std::make_shared<InventedSource>(12, plan.model.vocabulary_size, 4096);
+}
+
+inline void collect(const TrainingRank& rank, int index, const GridPlan& plan, GridResult& result) {
+  for (int l = 0; l < rank.model().layer_count(); ++l)
+    for (const ParameterSpec& p : rank.model().layer(l).parameters())
+      if (const float* values = rank.parameter(p.name)) {
+        std::vector<float> copy(values, values + p.count());
+        if (l == 0 && plan.model.tie_word_embeddings) result.tied_copies.push_back(copy);
+        if (index % plan.replicas == 0) result.weights.emplace(p.name, std::move(copy));
+      }
+}
+
+// Each rank on a thread of its own, through the stage runtime.
+inline GridResult run_grid(const GridPlan& plan) {
+  const Config config = grid_config(plan);
+  const auto data = grid_data(plan);
+  const int world = plan.stages * plan.replicas;
+  auto communicators = make_in_process_group(world, plan.network);
+  std::vector<std::unique_ptr<TrainingRank>> ranks(static_cast<size_t>(world));
+  GridResult result;
+  std::vector<std::exception_ptr> errors(static_cast<size_t>(world));
+  {
+    std::vector<std::jthread> threads;
+    for (int r = 0; r < world; ++r)
+      threads.emplace_back([&, r] {
+        const auto i = static_cast<size_t>(r);
+        try {
+          ranks[i] = std::make_unique<TrainingRank>(config, plan.model, make_host_kernels(plan.threads),
+                                                    *communicators[i], data, nullptr);
+          ranks[i]->allocate();
+          ranks[i]->initialize_random();
+          ranks[i]->run(1, plan.steps, nullptr);
+        } catch (const std::exception& error) {
+          errors[i] = std::current_exception();
+          communicators[i]->abort(error.what());
+        }
+      });
+  }
+  for (const auto& error : errors)
+    if (error) std::rethrow_exception(error);
+  for (int s = 1; s <= plan.steps; ++s)
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      const StepResult step = ranks[r]->take_result(s);
+      if (r == 0) result.steps.push_back(step);
+    }
+  for (int r = 0; r < world; ++r) collect(*ranks[static_cast<size_t>(r)], r, plan, result);
+  result.plan = ranks[0]->problem().hash();
+  return result;
+}
+
+}  // namespace trainer::testing
