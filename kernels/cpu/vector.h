@@ -54,9 +54,25 @@ inline Floats square_root(Floats x) {
 #endif
 }
 
-// NaN in x stays.
-inline Floats at_least(Floats x, float bound) { return x < bound ? broadcast(bound) : x; }
-inline Floats at_most(Floats x, float bound) { return x > bound ? broadcast(bound) : x; }
+// NaN in x stays: of a NaN and a number the instructions take the second operand.
+inline Floats at_least(Floats x, float bound) {
+#if TRAINER_VECTOR_WIDTH == 16
+  return _mm512_max_ps(broadcast(bound), x);
+#elif TRAINER_VECTOR_WIDTH == 8
+  return _mm256_max_ps(broadcast(bound), x);
+#else
+  return x < bound ? broadcast(bound) : x;
+#endif
+}
+inline Floats at_most(Floats x, float bound) {
+#if TRAINER_VECTOR_WIDTH == 16
+  return _mm512_min_ps(broadcast(bound), x);
+#elif TRAINER_VECTOR_WIDTH == 8
+  return _mm256_min_ps(broadcast(bound), x);
+#else
+  return x > bound ? broadcast(bound) : x;
+#endif
+}
 inline Floats absolute(Floats x) { return as_floats(as_words(x) & 0x7FFFFFFFu); }
 
 // The sum of the lanes, by halves.
@@ -86,7 +102,7 @@ inline HalfWords narrow(Floats values) {
   const Words bits = as_words(values);
   const Words rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
   const Words quiet = (bits >> 16) | 0x40u;
-  const Words result = (bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet : rounded;
+  const Words result = values == values ? rounded : quiet;
 #if TRAINER_VECTOR_WIDTH == 16
   return reinterpret_cast<HalfWords>(_mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(result)));
 #elif TRAINER_VECTOR_WIDTH == 8

@@ -5,9 +5,8 @@
 
 namespace trainer::TRAINER_ISA {
 
-// e^x. Underflow goes through denormals to 0, overflow to infinity, NaN stays.
-inline Floats exponential(Floats x) {
-  x = at_most(at_least(x, -104.0f), 89.0f);
+// e^x for x in [-104, 89], which includes what underflows to 0 and overflows to infinity; NaN stays.
+inline Floats exponential_in_range(Floats x) {
   // x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 x 2^23 rounds to an integer, found in the low bits. ln 2
   // in two parts: n times the first is exact.
   constexpr float kRound = 0x1.8p23f, kLog2E = 0x1.715476p0f, kLn2High = 0x1.62e400p-1f,
@@ -35,13 +34,27 @@ inline Floats exponential(Floats x) {
 #endif
 }
 
+// e^x. Underflow goes through denormals to 0, overflow to infinity, NaN stays.
+inline Floats exponential(Floats x) { return exponential_in_range(at_most(at_least(x, -104.0f), 89.0f)); }
+
+// 1 / x for x whose reciprocal is a normal number. A division costs several times the rest of a sigmoid.
+inline Floats reciprocal(Floats x) {
+#if TRAINER_VECTOR_WIDTH == 16
+  // 14 bits, doubled by a Newton step.
+  const Floats guess = _mm512_rcp14_ps(x);
+  return multiply_add(guess, multiply_add(-x, guess, broadcast(1.0f)), guess);
+#else
+  return 1.0f / x;
+#endif
+}
+
 // 1 / (1 + e^-x), and its complement, each with a small relative error.
 struct Sigmoid {
   Floats value, complement;
 };
 inline Sigmoid sigmoid(Floats x) {
-  const Floats e = exponential(-at_most(at_least(x, -87.0f), 87.0f));
-  const Floats value = 1.0f / (1.0f + e);
+  const Floats e = exponential_in_range(-at_most(at_least(x, -87.0f), 87.0f));
+  const Floats value = reciprocal(1.0f + e);
   return {value, e * value};
 }
 
@@ -49,7 +62,7 @@ inline Sigmoid sigmoid(Floats x) {
 inline Floats normal_distribution(Floats x) {
   const Floats z = at_most(absolute(x) * 0.70710678f, 12.0f);
   // erfc(z) = t exp(-z^2 + p(t)) with t = 1 / (1 + z / 2); p is a minimax fit, absolute error 7.5e-8.
-  const Floats t = 1.0f / (1.0f + 0.5f * z);
+  const Floats t = reciprocal(1.0f + 0.5f * z);
   Floats p = broadcast(0.16846351f);
   p = multiply_add(p, t, broadcast(-0.8076817f));
   p = multiply_add(p, t, broadcast(1.4516202f));
