@@ -267,7 +267,8 @@ class Head {
                        .k = s_.head_dim,
                        .tile_begin = tile_begin_,
                        .tile_end = tile_end_,
-                       .add = false});
+                       .add = false,
+                       .next_b = nullptr});
     }
   }
   // to[m, columns] += a[m, k] b[k, columns], where `a` are scores: by query (kColumns) or by key (kRows).
@@ -284,7 +285,8 @@ class Head {
                        .k = k,
                        .tile_begin = 0,
                        .tile_end = parts_of(m, tiles_.tile_rows),
-                       .add = true});
+                       .add = true,
+                       .next_b = nullptr});
     }
   }
 

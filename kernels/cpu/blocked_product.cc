@@ -113,7 +113,7 @@ class Block {
       const Range own_tiles = part(tile_count_, groups, task / panel_groups);
       const Range own_panels = part(panel_count_, panel_groups, task % panel_groups);
       for (int64_t panel = own_panels.begin; panel < own_panels.end; ++panel) {
-        multiply_panel(own_tiles, panel, depth, first, last);
+        multiply_panel(own_tiles, panel, panel + 1 < own_panels.end, depth, first, last);
       }
     }
   }
@@ -123,7 +123,7 @@ class Block {
     return std::min(tiles_.panel, columns_.size() - panel * tiles_.panel);
   }
 
-  void multiply_panel(Range own_tiles, int64_t panel, Range depth, bool first, bool last) const {
+  void multiply_panel(Range own_tiles, int64_t panel, bool more, Range depth, bool first, bool last) const {
     const Range own_rows{part(rows_.size(), tile_count_, own_tiles.begin).begin,
                          part(rows_.size(), tile_count_, own_tiles.end).begin};
     const bool direct = direct_ && panel_columns(panel) == tiles_.panel;
@@ -138,18 +138,20 @@ class Block {
       sum = memory_ + at_.partial + (panel * rows_.size() + own_rows.begin) * tiles_.panel;
     }
     const int64_t stride = direct ? p_.c_stride : tiles_.panel;
+    const float* b = memory_ + at_.b + panel * depth.size() * tiles_.panel;
     tiles_.multiply({.c = sum - own_rows.begin * stride,
                      .c_stride = stride,
                      .a = memory_ + at_.a,
                      .form = TileForm::kPacked,
                      .a_stride = 0,
-                     .b = memory_ + at_.b + panel * depth.size() * tiles_.panel,
+                     .b = b,
                      .b_stride = tiles_.panel,
                      .m = rows_.size(),
                      .k = depth.size(),
                      .tile_begin = own_tiles.begin,
                      .tile_end = own_tiles.end,
-                     .add = !first || (direct && p_.add)});
+                     .add = !first || (direct && p_.add),
+                     .next_b = more ? b + depth.size() * tiles_.panel : nullptr});
     if (direct || !last) return;
     tiles_.finish({.c = c,
                    .c_stride = p_.c_stride,

@@ -63,11 +63,13 @@ inline void pack_contiguous(float* to, const T* from, int64_t rows, const TilePa
   int64_t kk = 0;
   if (rows >= kWidth || p.k_stride >= kWidth) {
     const int64_t whole = rows >= kWidth ? p.k : p.k - 1;
-    for (; kk < whole; ++kk)
+    for (; kk < whole; ++kk) {
       store(to + kk * p.to_stride, load(from + kk * p.k_stride, All{}) * p.scale, All{});
+    }
   }
-  for (; kk < p.k; ++kk)
+  for (; kk < p.k; ++kk) {
     store(to + kk * p.to_stride, load(from + kk * p.k_stride, First{rows}) * p.scale, All{});
+  }
 }
 
 inline void pack(const TilePacking& p) {
@@ -88,16 +90,14 @@ inline void pack(const TilePacking& p) {
 }
 
 template <TileForm kForm, size_t... kRow>
-inline void multiply_rows(const TileProduct& p, float* c, const float* a, int64_t a_stride,
-                          std::index_sequence<kRow...>) {
+inline void multiply_rows(const TileProduct& p, float* c, const float* a, int64_t a_stride, const char* next,
+                          int64_t next_step, std::index_sequence<kRow...>) {
   constexpr int64_t kRowStride = kForm == TileForm::kRows ? kQueryBlock : 1;
   const int64_t c_stride = p.c_stride, b_stride = p.b_stride;
   const float* b = p.b;
   Floats sum[sizeof...(kRow)][2] = {};
-  if (p.add) {
-    (__builtin_prefetch(c + kRow * c_stride, 1), ...);
-    (__builtin_prefetch(c + kRow * c_stride + kPanel - 1, 1), ...);
-  }
+  (__builtin_prefetch(c + kRow * c_stride, 1), ...);
+  (__builtin_prefetch(c + kRow * c_stride + kPanel - 1, 1), ...);
   for (int64_t kk = p.k; kk > 0; --kk) {
     const Floats left = load(b, All{}), right = load(b + kWidth, All{});
     const auto multiply_row = [&](Floats(&row)[2], float value) {
@@ -105,8 +105,10 @@ inline void multiply_rows(const TileProduct& p, float* c, const float* a, int64_
       row[1] = multiply_add(splat(value), right, row[1]);
     };
     (multiply_row(sum[kRow], a[kRow * kRowStride]), ...);
+    __builtin_prefetch(next, 0, 2);
     a += a_stride;
     b += b_stride;
+    next += next_step;
   }
   if (p.add) {
     ((sum[kRow][0] += load(c + kRow * c_stride, All{})), ...);
@@ -118,12 +120,13 @@ inline void multiply_rows(const TileProduct& p, float* c, const float* a, int64_
 
 // Out of line: a tile of full height uses every register.
 template <TileForm kForm, int kHeight>
-__attribute__((noinline)) void multiply_tile(const TileProduct& p, float* c, const float* a,
-                                             int64_t a_stride) {
-  multiply_rows<kForm>(p, c, a, a_stride, std::make_index_sequence<kHeight>());
+__attribute__((noinline)) void multiply_tile(const TileProduct& p, float* c, const float* a, int64_t a_stride,
+                                             const char* next, int64_t next_step) {
+  multiply_rows<kForm>(p, c, a, a_stride, next, next_step, std::make_index_sequence<kHeight>());
 }
 
-using TileFunction = void (*)(const TileProduct& p, float* c, const float* a, int64_t a_stride);
+using TileFunction = void (*)(const TileProduct& p, float* c, const float* a, int64_t a_stride,
+                              const char* next, int64_t next_step);
 
 template <TileForm kForm, size_t... kRow>
 inline TileFunction tile_function(int64_t height, std::index_sequence<kRow...>) {
@@ -134,6 +137,9 @@ inline TileFunction tile_function(int64_t height, std::index_sequence<kRow...>) 
 template <TileForm kForm>
 inline void multiply_tiles(const TileProduct& p) {
   const int64_t tiles = (p.m + kTileRows - 1) / kTileRows;
+  // Each tile asks for its share of the next panel, a little with every k.
+  const char* next = reinterpret_cast<const char*>(p.next_b ? p.next_b : p.b);
+  const int64_t next_step = p.next_b ? kPanel * 4 / (p.tile_end - p.tile_begin) + 1 : 0;
   for (int64_t t = p.tile_begin; t < p.tile_end; ++t) {
     const int64_t row = t * p.m / tiles, height = (t + 1) * p.m / tiles - row;
     const float* a = p.a;
@@ -148,7 +154,8 @@ inline void multiply_tiles(const TileProduct& p) {
       a_stride = 1;
     }
     tile_function<kForm>(height, std::make_index_sequence<kTileRows>())(p, p.c + row * p.c_stride, a,
-                                                                        a_stride);
+                                                                        a_stride, next, next_step);
+    next += next_step * p.k;
   }
 }
 

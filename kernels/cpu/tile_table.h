@@ -38,6 +38,9 @@ struct TileProduct {
   int64_t m, k;
   int64_t tile_begin, tile_end;  // the tiles to compute
   bool add;                      // C += the product
+  // What the next call takes as b, brought closer meanwhile; may be null. Worth it where b comes from beyond
+  // the second-level cache, whose own prefetching starts anew on every page.
+  const float* next_b;
 };
 
 // to[kk to_stride + row] = from[row row_stride + kk k_stride] scale, for row < rows. Rows [rows, width) of
