@@ -31,9 +31,9 @@ inline TestBatch make_batch(int64_t micro_batch, int64_t sequence, std::vector<i
 }
 
 struct RunOptions {
-  std::vector<int64_t> segments;  // lengths that add up to the sequence; empty: no carry
-  bool recover = false;           // blocks keep only `kept` in forward, and recover the rest before backward
-  uint64_t kept = 0;              // bit i: saved tensor i of each block
+  std::vector<int64_t> segments = {};  // lengths that add up to the sequence; empty: no carry
+  bool recover = false;  // blocks keep only `kept` in forward, and recover the rest before backward
+  uint64_t kept = 0;     // bit i: saved tensor i of each block
   bool backward = true;
   bool in_place = false;  // dx in the memory of dy
 };
