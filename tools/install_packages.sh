@@ -17,7 +17,7 @@ packages=(
 )
 case "${1:-}" in
   "") ;;
-  quickstart) packages+=(bible-kjv gzip xz-utils) ;;
+  quickstart) packages+=(bible-kjv gzip jq xz-utils) ;;
   *)
     echo "usage: $0 [quickstart]" >&2
     exit 2
