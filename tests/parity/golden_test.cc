@@ -76,7 +76,7 @@ void PrintTo(const Case& c, std::ostream* out) { *out << c.model << (c.host ? ",
 class GoldenParity : public testing::TestWithParam<Case> {};
 
 std::unique_ptr<KernelSet> kernels_of(const Case& c) {
-  return c.host ? make_host_kernels(2) : make_reference_kernels();
+  return c.host ? make_host_kernels(1) : make_reference_kernels();
 }
 
 std::map<std::string, std::vector<float>> gradients_as_on_disk(const ModelRunner& runner,
