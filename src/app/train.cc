@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <set>
 
-#include "app/command.h"
+#include "app/agreement.h"
 #include "app/report.h"
 #include "app/training_job.h"
 #include "base/file.h"
@@ -51,39 +51,6 @@ TrainArguments parse(std::span<const std::string> words) {
   }
   if (a.config.empty()) input_error("no config given\n{}", kUsage);
   return a;
-}
-
-// Runs `body` on every rank; if it fails on any, all of them throw, the message naming who failed and why.
-template <class Body>
-void together(Communicator& world, Body&& body) {
-  std::string failure;
-  int code = 0;
-  try {
-    body();
-  } catch (const Error& error) {
-    failure = error.what();
-    code = error.exit_code();
-  } catch (const std::exception& error) {
-    failure = error.what();
-    code = 1;
-  }
-  const auto failures =
-      all_gather_bytes(world, failure.empty() ? failure : static_cast<char>('0' + code) + failure);
-  std::string text, first;
-  size_t failed = 0;
-  int worst = 0;
-  for (size_t r = 0; r < failures.size(); ++r) {
-    if (failures[r].empty()) continue;
-    ++failed;
-    worst = std::max(worst, failures[r][0] - '0');
-    if (first.empty()) first = failures[r].substr(1);
-    text += fmt::format("{}rank {}: {}", text.empty() ? "" : "\n", r, failures[r].substr(1));
-  }
-  if (failed == 0) return;
-  const bool all_alike =
-      failed == failures.size() &&
-      std::all_of(failures.begin(), failures.end(), [&](const auto& f) { return f == failures[0]; });
-  throw Error(worst, all_alike ? first : text);
 }
 
 // What may not change under a run without changing what it learns. Keys named by --set in the optimizer
@@ -178,7 +145,7 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
     job = std::make_unique<TrainingJob>(config, std::move(data), std::move(kernels), *world,
                                         config.run.directory, gemm_rate);
   });
-  together(*world, [&] { job->prepare(arguments.resume); });
+  job->prepare(arguments.resume);
   std::signal(SIGTERM, handle_signal);
   std::signal(SIGINT, handle_signal);
   const JobSummary s = job->train();

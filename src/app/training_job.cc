@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "app/report.h"
+#include "app/agreement.h"
 #include "app/trace.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -50,32 +50,23 @@ void TrainingJob::request_stop() { stop_requested = true; }
 void TrainingJob::prepare(bool resume) {
   memory_plan_ = rank_->memory_plan();
   if (world_.rank() == 0) write_plan(memory_plan_);
-  rank_->allocate();
-  const auto latest = resume ? find_latest_checkpoint(files_.checkpoints) : std::nullopt;
-  if (latest) {
-    const CheckpointReader checkpoint(*latest);
-    const std::string where = checkpoint.directory().string();
-    LoaderState loader{checkpoint.consumed_samples(), 0};
-    loader.fingerprint = std::stoull(json_string(checkpoint.state(), "data_fingerprint", where), nullptr, 16);
-    if (loader.fingerprint != data_.train->fingerprint())
-      input_error(
-          "{} was made with samples in another order (data, split, sequence_length, seed, or so many more "
-          "steps that the "
-          "number of epochs changed); resuming would repeat or skip data. Restore those keys, or start a new "
-          "run "
-          "with model.initialize_from",
-          where);
-    rank_->restore(checkpoint);
-    done_ = checkpoint.step();
-    consecutive_skips_ = json_integer(checkpoint.state(), "consecutive_skips", where, 0);
-    if (world_.rank() == 0) spdlog::info("resuming after step {} from {}", done_, where);
-  } else if (!config_.model.initialize_from.empty()) {
-    const auto source = open_model_source(config_.model.initialize_from);
-    if (world_.rank() == 0) source->check(parameters_of(rank_->model()));
-    rank_->initialize_from(*source);
-  } else {
-    rank_->initialize_random();
-  }
+  // Looking for the newest good checkpoint reads all of it, so one rank does it.
+  const std::string latest = from_first_rank(world_, [&] {
+    const auto found = resume ? find_latest_checkpoint(files_.checkpoints) : std::nullopt;
+    return found ? found->string() : std::string();
+  });
+  together(world_, [&] { rank_->allocate(); });
+  together(world_, [&] {
+    if (!latest.empty()) {
+      restore(latest);
+    } else if (!config_.model.initialize_from.empty()) {
+      const auto source = open_model_source(config_.model.initialize_from);
+      if (world_.rank() == 0) source->check(parameters_of(rank_->model()));
+      rank_->initialize_from(*source);
+    } else {
+      rank_->initialize_random();
+    }
+  });
   if (world_.rank() != 0) return;
   metrics_.emplace(files_.metrics, done_);
   if (config_.run.tensorboard) tensorboard_.emplace(files_.tensorboard, done_ + 1);
@@ -87,6 +78,24 @@ void TrainingJob::prepare(bool resume) {
   options.flops_per_token = rank_->model().flops_per_token(config_.data.sequence_length);
   options.gemm_flops_per_second = gemm_flops_per_second_;
   progress_.emplace(options);
+}
+
+void TrainingJob::restore(const std::filesystem::path& directory) {
+  const CheckpointReader checkpoint(directory);
+  const std::string where = directory.string();
+  const std::string order = json_string(checkpoint.state(), "data_fingerprint", where);
+  if (order != fmt::format("{:016x}", data_.train->fingerprint()))
+    input_error(
+        "{} was made with samples in another order (data, split, sequence_length, seed, or so many more "
+        "steps that the "
+        "number of epochs changed); resuming would repeat or skip data. Restore those keys, or start a new "
+        "run "
+        "with model.initialize_from",
+        where);
+  rank_->restore(checkpoint);
+  done_ = checkpoint.step();
+  consecutive_skips_ = json_integer(checkpoint.state(), "consecutive_skips", where, 0);
+  if (world_.rank() == 0) spdlog::info("resuming after step {} from {}", done_, where);
 }
 
 void TrainingJob::write_plan(const MemoryPlan& m) {
@@ -262,30 +271,22 @@ Json TrainingJob::state() const {
 
 void TrainingJob::save(int64_t step) {
   const auto& root = files_.checkpoints;
-  std::filesystem::path directory;
-  if (world_.rank() == 0) directory = begin_checkpoint(root, step);
-  const std::string shared = all_gather_bytes(world_, directory.string()).front();
-  directory = shared;
+  const std::filesystem::path directory =
+      from_first_rank(world_, [&] { return begin_checkpoint(root, step).string(); });
   // A rank that cannot write must not leave the others waiting, nor the old checkpoint replaced.
-  std::string failure;
   try {
-    write_part(directory, world_.rank(), rank_->checkpoint_tensors());
-  } catch (const std::exception& error) {
-    failure = error.what();
+    together(world_, [&] { write_part(directory, world_.rank(), rank_->checkpoint_tensors()); });
+  } catch (const Error& error) {
+    if (world_.rank() == 0) abandon_checkpoint(directory);
+    run_error("step {} could not be saved: {}", step, error.what());
   }
-  const auto failures = all_gather_bytes(world_, failure);
-  for (size_t r = 0; r < failures.size(); ++r)
-    if (!failures[r].empty()) {
-      if (world_.rank() == 0) abandon_checkpoint(directory);
-      run_error("rank {} could not save step {}: {}", r, step, failures[r]);
-    }
-  if (world_.rank() == 0) {
+  together(world_, [&] {
+    if (world_.rank() != 0) return;
     std::vector<PartInfo> parts;
     for (int r = 0; r < world_.size(); ++r) parts.push_back(read_part_info(directory, r));
     finish_checkpoint(directory, parts, {step, step * config_.training.global_batch_size, state()});
     rotate_checkpoints(root, static_cast<int>(config_.checkpoint.keep_last));
-  }
-  world_.barrier();
+  });
 }
 
 void TrainingJob::write_traces() {

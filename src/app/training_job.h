@@ -43,6 +43,7 @@ class TrainingJob {
   static void request_stop();
 
  private:
+  void restore(const std::filesystem::path& checkpoint);
   void save(int64_t step);
   int next_chunk(int64_t done, double step_seconds) const;
   void record_chunk(int64_t first, int count);

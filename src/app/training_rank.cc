@@ -79,6 +79,7 @@ TrainingRank::TrainingRank(const Config& config, const ModelConfig& model, std::
   }
   compare_digests();
   communicators_ = RankCommunicators::make(world, problem_);
+  clock_.synchronise(world_);
 
   InputShape shape;
   shape.micro_batch_size = config.training.micro_batch_size;
@@ -164,7 +165,6 @@ std::unique_ptr<TrainingBinder> TrainingRank::make_binder(const Problem& problem
 }
 
 void TrainingRank::allocate() {
-  clock_.synchronise(world_);
   std::vector<const StepGraph*> between;
   if (valid_inputs_) between.push_back(&evaluation_graph_);
   memory_.emplace(graph_, between, world_.rank());
