@@ -7,20 +7,12 @@
 #include "base/error.h"
 #include "cpu/gemm_state.h"
 #include "cpu/parallel.h"
+#include "ops/classifier_chunk.h"
 
 namespace trainer {
 namespace {
 
 constexpr int32_t kIgnored = -100;
-// A chunk's logits, fp32, take at most this much, but are not so few that the products slow down: their time
-// is for reading weights where rows are few.
-constexpr int64_t kLogitBytes = int64_t{32} << 20;
-constexpr int64_t kFewestTokens = 128, kMostTokens = 1024;
-
-int64_t chunk_tokens(int64_t vocabulary) {
-  return std::clamp(kLogitBytes / (vocabulary * 4), kFewestTokens, kMostTokens);
-}
-
 size_t logit_floats(int64_t tokens, int64_t vocabulary) {
   return static_cast<size_t>(tokens * vocabulary + 15) / 16 * 16;
 }
@@ -40,7 +32,7 @@ void check_labels(const Classifier& a) {
 
 size_t HostKernels::classifier_workspace_bytes(const WorkspaceShape& shape) const {
   if (shape.vocabulary == 0) return 0;
-  const int64_t tokens = std::min(shape.tokens, chunk_tokens(shape.vocabulary));
+  const int64_t tokens = std::min(shape.tokens, classifier_chunk_tokens(shape.vocabulary));
   return logit_floats(tokens, shape.vocabulary) * sizeof(float) +
          std::max({gemm_->bytes(tokens, shape.vocabulary, shape.hidden),
                    gemm_->bytes(tokens, shape.hidden, shape.vocabulary),
@@ -52,7 +44,8 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
   ClassifierResult result;
   if (a.tokens == 0) return result;
   const TileTable& tiles = gemm_->tiles;
-  const int64_t chunks = (a.tokens + chunk_tokens(a.vocabulary) - 1) / chunk_tokens(a.vocabulary);
+  const int64_t chunk_tokens = classifier_chunk_tokens(a.vocabulary);
+  const int64_t chunks = (a.tokens + chunk_tokens - 1) / chunk_tokens;
   const size_t floats = logit_floats((a.tokens + chunks - 1) / chunks, a.vocabulary);
   float* logits = reinterpret_cast<float*>(workspace(floats * sizeof(float), "the classifier"));
   const std::span<std::byte> rest = workspace_.subspan(floats * sizeof(float));
@@ -66,7 +59,7 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
     const int32_t* labels = a.labels + begin;
     const ConstRef x = a.x.at(begin * a.hidden);
     const bool any = std::any_of(labels, labels + count, [](int32_t label) { return label != kIgnored; });
-    double losses[kMostTokens] = {};
+    double losses[kMostClassifierTokens] = {};
     if (any) {
       gemm_->run({.c = ref(logits),
                   .c_stride = a.vocabulary,

@@ -1,0 +1,17 @@
+// How much of the classifier's logits exists at a time on the host backend.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace trainer {
+
+constexpr int64_t kMostClassifierTokens = 1024;  // of one chunk
+
+// Tokens of one chunk: their fp32 logits take at most 32 MiB, but they are not so few that the products slow
+// down, which spend their time reading weights where rows are few.
+constexpr int64_t classifier_chunk_tokens(int64_t vocabulary) {
+  return std::clamp<int64_t>((int64_t{32} << 20) / (vocabulary * 4), 128, kMostClassifierTokens);
+}
+
+}  // namespace trainer

@@ -1,0 +1,169 @@
+// Matrix products beyond one block: every block border, both ways of computing them, equal bits for any
+// number of threads. Shapes are thin, so that the reference is quick.
+#include <gtest/gtest.h>
+
+#include "cpu/native_product.h"
+#include "ops/gemm_rate.h"
+#include "ops/op_test.h"
+
+namespace trainer {
+namespace {
+
+class GemmTest : public OpTest {
+ protected:
+  Granted granted_for(int64_t m, int64_t n, int64_t k, int threads = 2) const {
+    return granted({.tokens = m, .widest_row = std::max(n, k)}, threads);
+  }
+};
+
+struct Shape {
+  int64_t m, n, k;
+};
+// Rows past 1024, columns past 2048, sums past 1024: alone and together.
+constexpr Shape kShapes[] = {{1025, 33, 5},  {2050, 1, 3}, {3, 2081, 17},
+                             {29, 70, 1025}, {1, 1, 5000}, {1031, 2049, 2}};
+
+TEST_P(GemmTest, EveryDirectionAcrossBlocks) {
+  for (const auto& [m, n, k] : kShapes) {
+    const std::string what = fmt::format("{} x {} x {}", m, n, k);
+    const Granted kernels = granted_for(m, n, k);
+    const Array x(dtype(), m * k, 1), w(dtype(), n * k, 2), dy(dtype(), m * n, 3), bias(dtype(), n, 4);
+    Array y(dtype(), m * n, 5), expected_y(y), dx(dtype(), m * k, 6), expected_dx(dx);
+    Array dw(DType::kF32, n * k, 7), expected_dw(dw);
+    reference_->linear_forward(expected_y.ref(), x.ref(), w.ref(), bias.ref(), m, n, k);
+    kernels->linear_forward(y.ref(), x.ref(), w.ref(), bias.ref(), m, n, k);
+    expect_near(expected_y, y, 4 * within("linear"), "y " + what);
+    reference_->linear_backward_input(expected_dx.ref(), dy.ref(), w.ref(), m, n, k, true);
+    kernels->linear_backward_input(dx.ref(), dy.ref(), w.ref(), m, n, k, true);
+    expect_near(expected_dx, dx, 4 * within("linear"), "dx " + what);
+    reference_->linear_backward_weight(expected_dw.f32(), dy.ref(), x.ref(), m, n, k);
+    kernels->linear_backward_weight(dw.f32(), dy.ref(), x.ref(), m, n, k);
+    expect_near(expected_dw, dw, 4 * within("linear weight"), "dw " + what);
+  }
+}
+
+TEST_P(GemmTest, BitsDoNotDependOnThreads) {
+  for (const auto& [m, n, k] :
+       {Shape{1, 2, 20000}, {5, 33, 9001}, {70, 90, 1100}, {1030, 70, 8}, {8, 2100, 3}}) {
+    const Array x(dtype(), m * k, 1), w(dtype(), n * k, 2), dy(dtype(), m * n, 3);
+    Array y(dtype(), m * n, 5), dx(dtype(), m * k, 6), dw(DType::kF32, n * k, 7);
+    const auto run = [&](int threads, Array& to_y, Array& to_dx, Array& to_dw) {
+      const Granted kernels = granted_for(m, n, k, threads);
+      kernels->linear_forward(to_y.ref(), x.ref(), w.ref(), {}, m, n, k);
+      kernels->linear_backward_input(to_dx.ref(), dy.ref(), w.ref(), m, n, k, false);
+      kernels->linear_backward_weight(to_dw.f32(), dy.ref(), x.ref(), m, n, k);
+    };
+    Array y1(y), dx1(dx), dw1(dw);
+    run(1, y1, dx1, dw1);
+    for (const int threads : {2, 3}) {
+      Array y2(y), dx2(dx), dw2(dw);
+      run(threads, y2, dx2, dw2);
+      const std::string what = fmt::format("{} x {} x {} on {} threads", m, n, k, threads);
+      expect_same_bits(y1, y2, "y " + what);
+      expect_same_bits(dx1, dx2, "dx " + what);
+      expect_same_bits(dw1, dw2, "dw " + what);
+    }
+  }
+}
+
+TEST_P(GemmTest, ARowHasTheSameBitsInAnyBatch) {
+  const int64_t m = 1100, n = 37, k = 1500;
+  const Array x(dtype(), m * k, 1), w(dtype(), n * k, 2);
+  Array all(dtype(), m * n, 3);
+  granted_for(m, n, k)->linear_forward(all.ref(), x.ref(), w.ref(), {}, m, n, k);
+  for (const int64_t row : {int64_t{0}, int64_t{13}, int64_t{1024}, m - 1}) {
+    Array one(dtype(), n, 4);
+    granted_for(1, n, k)->linear_forward(one.ref(), x.ref().at(row * k), w.ref(), {}, 1, n, k);
+    for (int64_t column = 0; column < n; ++column) {
+      ASSERT_EQ(one.at(column), all.at(row * n + column)) << "row " << row << " column " << column;
+    }
+  }
+}
+
+TEST_P(GemmTest, NonFiniteOperandsReachExactlyTheirResults) {
+  const int64_t m = 40, n = 45, k = 30;
+  Array x(dtype(), m * k, 1), w(dtype(), n * k, 2), y(dtype(), m * n, 3);
+  x.set(17 * k + 3, NAN);
+  w.set(31 * k + 5, INFINITY);
+  granted_for(m, n, k)->linear_forward(y.ref(), x.ref(), w.ref(), {}, m, n, k);
+  for (int64_t row = 0; row < m; ++row) {
+    for (int64_t column = 0; column < n; ++column) {
+      ASSERT_EQ(std::isfinite(y.at(row * n + column)), row != 17 && column != 31) << row << ", " << column;
+    }
+  }
+}
+
+TRAINER_OP_CASES(GemmTest);
+
+// oneDNN's products run, slowly, on processors without bf16 instructions too: what is tested here is the
+// cutting into blocks and the arguments, for the processors where this way is chosen.
+class NativeProductTest : public testing::Test {
+ protected:
+  // All three directions of a linear layer; the outputs are appended.
+  static void run(int threads, const Shape& s, std::vector<Array>& outputs) {
+    const auto& [m, n, k] = s;
+    NativeProduct product(threads);
+    std::vector<std::byte> memory(product.workspace_bytes() + 64);
+    void* begin = memory.data();
+    size_t space = memory.size();
+    std::align(64, product.workspace_bytes(), begin, space);
+    const std::span<std::byte> workspace(static_cast<std::byte*>(begin), product.workspace_bytes());
+    const Array x(DType::kBF16, m * k, 1), w(DType::kBF16, n * k, 2), dy(DType::kBF16, m * n, 3),
+        bias(DType::kBF16, n, 4);
+    outputs.emplace_back(DType::kBF16, m * n, 5);
+    ASSERT_TRUE(product.run(
+        {outputs.back().ref(), n, x.ref(), k, 1, w.ref(), k, 1, bias.ref(), false, m, n, k}, workspace));
+    outputs.emplace_back(DType::kBF16, m * k, 6);
+    ASSERT_TRUE(
+        product.run({outputs.back().ref(), k, dy.ref(), n, 1, w.ref(), 1, k, {}, true, m, k, n}, workspace));
+    outputs.emplace_back(DType::kF32, n * k, 7);
+    ASSERT_TRUE(
+        product.run({outputs.back().ref(), k, dy.ref(), 1, n, x.ref(), 1, k, {}, true, n, k, m}, workspace));
+  }
+};
+
+TEST_F(NativeProductTest, AgreesWithTheReference) {
+  const std::unique_ptr<KernelSet> reference = make_reference_kernels();
+  for (const Shape& s : {Shape{1, 1, 1}, {5, 200, 33}, {1030, 7, 12}, {40, 390, 65}}) {
+    const auto& [m, n, k] = s;
+    std::vector<Array> outputs;
+    run(2, s, outputs);
+    const Array x(DType::kBF16, m * k, 1), w(DType::kBF16, n * k, 2), dy(DType::kBF16, m * n, 3),
+        bias(DType::kBF16, n, 4);
+    Array y(DType::kBF16, m * n, 5), dx(DType::kBF16, m * k, 6), dw(DType::kF32, n * k, 7);
+    reference->linear_forward(y.ref(), x.ref(), w.ref(), bias.ref(), m, n, k);
+    reference->linear_backward_input(dx.ref(), dy.ref(), w.ref(), m, n, k, true);
+    reference->linear_backward_weight(dw.f32(), dy.ref(), x.ref(), m, n, k);
+    expect_near(y, outputs[0], 2 * tolerance("linear").bf16, "y");
+    expect_near(dx, outputs[1], 2 * tolerance("linear").bf16, "dx");
+    expect_near(dw, outputs[2], 1e-4, "dw");
+  }
+}
+
+TEST_F(NativeProductTest, BitsDoNotDependOnThreads) {
+  for (const Shape& s : {Shape{1, 2, 20000}, {8, 16, 5000}, {100, 400, 300}}) {
+    std::vector<Array> one;
+    run(1, s, one);
+    for (const int threads : {2, 3}) {
+      std::vector<Array> more;
+      run(threads, s, more);
+      for (size_t i = 0; i < one.size(); ++i) {
+        expect_same_bits(one[i], more[i],
+                         fmt::format("output {} of {} x {} x {} on {} threads", i, s.m, s.n, s.k, threads));
+      }
+    }
+  }
+}
+
+TEST(GemmRate, IsPlausibleAndQuick) {
+  const std::unique_ptr<KernelSet> kernels = make_host_kernels(1);
+  const GemmShape shapes[] = {{64, 64, 64}, {128, 256, 128}};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const double rate = measure_gemm_rate(*kernels, dtype, shapes, 0.02);
+    EXPECT_GT(rate, 1e7) << name_of(dtype);
+    EXPECT_LT(rate, 1e14) << name_of(dtype);
+  }
+}
+
+}  // namespace
+}  // namespace trainer
