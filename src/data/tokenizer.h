@@ -73,7 +73,8 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path, const Tokeniz
 
 // Bytes of original text that `tokens` stand for, the count that bits per byte are taken over. Each `eod`
 // token ends a document and counts nothing. Additive: a document may be counted window by window, the later
-// windows with `continues`. Throws InputError when a token is an unknown-token, whose text cannot be known.
+// windows with `continues`. A tokenizer that normalises text (NFC) keeps, and counts, the normalised bytes.
+// Throws InputError when a token is an unknown-token, whose text cannot be known.
 uint64_t count_text_bytes(const Tokenizer& tokenizer, std::span<const int32_t> tokens,
                           bool continues = false);
 

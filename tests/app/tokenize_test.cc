@@ -89,7 +89,8 @@ TEST(TokenizeCommand, ArgumentsThatDoNotFit) {
   put_file(folder / "empty.txt", "");
   const std::string in = folder / "in.txt", out = folder / "out";
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
-      {{}, "--input is missing"},
+      {{}, "usage: trainer tokenize"},
+      {{"--append-eod"}, "--input is missing"},
       {{"--input"}, "--input needs a value"},
       {{"--input", in}, "--tokenizer is missing"},
       {{"--input", in, "--tokenizer", "byte"}, "--output is missing"},
@@ -113,7 +114,7 @@ TEST(TokenizeCommand, ArgumentsThatDoNotFit) {
   EXPECT_FALSE(std::filesystem::exists(out + ".bin"));
   const auto help = tokenize({"--help"});
   EXPECT_EQ(help.code, 0);
-  EXPECT_THAT(help.out, HasSubstr("Usage: trainer tokenize"));
+  EXPECT_THAT(help.out, HasSubstr("usage: trainer tokenize"));
 }
 
 }  // namespace
