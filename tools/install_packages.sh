@@ -24,7 +24,7 @@ case "${1:-}" in
     ;;
 esac
 
-if ! command -v apt-get dpkg-query >/dev/null; then
+if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
   echo "This script knows Debian and Ubuntu only. Install the equivalents of: ${packages[*]}" >&2
   exit 2
 fi
