@@ -27,7 +27,7 @@ constexpr Entry kCommands[] = {
     {"eval", trainer::eval_command, "loss, perplexity and bits per byte of a model on a dataset"},
     {"generate", trainer::generate_command, "let a model go on with a text"},
     {"tokenize", trainer::tokenize_command, "text to a dataset; train a vocabulary"},
-    {"convert", trainer::convert_command, "checkpoint to Hugging Face folder and back"},
+    {"convert", trainer::convert_command, "run, checkpoint or model to a Hugging Face folder"},
     {"report", trainer::report_command, "write report.html of a run directory again"},
     {"schema", trainer::schema_command, "print the JSON Schema of the config"},
     {"version", trainer::version_command, "version, libraries and processor"},

@@ -3,8 +3,9 @@
 #include <cmath>
 #include <cstdio>
 
+#include "app/command.h"
 #include "app/config_fields.h"
-#include "base/error.h"
+#include "app/options.h"
 
 namespace trainer {
 namespace {
@@ -149,11 +150,14 @@ std::string config_reference() {
 }
 
 int schema_command(std::span<const std::string> arguments) {
-  const bool reference = arguments.size() == 1 && arguments[0] == "--reference";
-  if (!arguments.empty() && !reference)
-    input_error("trainer schema: unknown argument '{}'; usage: trainer schema [--reference]", arguments[0]);
-  fmt::print("{}", reference ? config_reference() : config_schema().dump(2) + "\n");
-  return 0;
+  constexpr const char* kUsage =
+      "usage: trainer schema [--reference]\n\n"
+      "Prints the JSON Schema of the config.\n\n"
+      "  --reference   the reference in Markdown instead\n";
+  return run_command({"schema", kUsage, false}, arguments, [&] {
+    const bool reference = Options(arguments, {}, {"--reference"}).has("--reference");
+    fmt::print("{}", reference ? config_reference() : config_schema().dump(2) + "\n");
+  });
 }
 
 }  // namespace trainer

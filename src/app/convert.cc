@@ -2,9 +2,8 @@
 
 #include <algorithm>
 
+#include "app/command.h"
 #include "app/options.h"
-#include "base/error.h"
-#include "base/log.h"
 #include "base/units.h"
 #include "checkpoint/hugging_face.h"
 
@@ -12,7 +11,7 @@ namespace trainer {
 namespace {
 
 constexpr const char* kUsage =
-    R"(Usage: trainer convert --from SOURCE --to FOLDER [options]
+    R"(usage: trainer convert --from SOURCE --to FOLDER [options]
 
 Writes a Hugging Face model folder: config.json, safetensors, tokenizer files.
 
@@ -52,20 +51,9 @@ void convert(const Options& options) {
 }  // namespace
 
 int convert_command(std::span<const std::string> words) {
-  try {
-    configure_logging(0, 1);
-    const Options options(words, {"--from", "--to", "--dtype", "--tokenizer", "--max-shard-size"},
-                          {"--help"});
-    if (options.has("--help"))
-      fmt::print("{}", kUsage);
-    else
-      convert(options);
-    return 0;
-  } catch (const Error& error) {
-    fmt::print(stderr, "trainer convert: {}\n", error.what());
-    if (error.exit_code() == 2) fmt::print(stderr, "`trainer convert --help` shows the arguments.\n");
-    return error.exit_code();
-  }
+  return run_command({"convert", kUsage}, words, [&] {
+    convert(Options(words, {"--from", "--to", "--dtype", "--tokenizer", "--max-shard-size"}, {}));
+  });
 }
 
 }  // namespace trainer

@@ -48,7 +48,7 @@ class ByteCounter {
   bool continues_ = true;  // the first token of the dataset is no target
 };
 
-int run(const Options& options) {
+void run(const Options& options) {
   const auto source = open_model_source(options.required("--model"));
   std::string tokenizer_path = options.find("--tokenizer").value_or(source->tokenizer());
   const auto tokenizer = tokenizer_path.empty() ? nullptr : load_tokenizer(tokenizer_path);
@@ -86,7 +86,6 @@ int run(const Options& options) {
       std::printf("%.4f bits per byte over %llu bytes of text\n", e.bits_per_byte(),
                   static_cast<unsigned long long>(e.text_bytes));
   }
-  return 0;
 }
 
 }  // namespace
@@ -150,15 +149,11 @@ Evaluation evaluate(const LoadedModel& loaded, KernelSet& kernels, std::shared_p
 }
 
 int eval_command(std::span<const std::string> arguments) {
-  if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") {
-    std::fputs(kUsage, arguments.empty() ? stderr : stdout);
-    return arguments.empty() ? 2 : 0;
-  }
-  return run_command([&] {
-    return run(Options(arguments,
-                       {"--model", "--data", "--tokenizer", "--sequence-length", "--micro-batch-size",
-                        "--threads", "--precision"},
-                       {"--json"}));
+  return run_command({"eval", kUsage}, arguments, [&] {
+    run(Options(arguments,
+                {"--model", "--data", "--tokenizer", "--sequence-length", "--micro-batch-size", "--threads",
+                 "--precision"},
+                {"--json"}));
   });
 }
 

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "app/command.h"
 #include "app/loaded_model.h"
 #include "app/options.h"
 #include "app/sampling.h"
-#include "base/error.h"
-#include "base/log.h"
 #include "data/tokenizer.h"
 #include "data/utf8.h"
 #include "model/inference.h"
@@ -17,7 +16,7 @@ namespace trainer {
 namespace {
 
 constexpr const char* kUsage =
-    R"(Usage: trainer generate --model MODEL --prompt TEXT [options]
+    R"(usage: trainer generate --model MODEL --prompt TEXT [options]
 
 Prints the prompt and what the model writes after it.
 
@@ -140,22 +139,12 @@ void generate(const Options& options) {
 }  // namespace
 
 int generate_command(std::span<const std::string> words) {
-  try {
-    configure_logging(0, 1);
-    const Options options(words,
-                          {"--model", "--prompt", "--max-new-tokens", "--temperature", "--top-k", "--top-p",
-                           "--seed", "--tokenizer", "--precision", "--threads"},
-                          {"--help"});
-    if (options.has("--help"))
-      fmt::print("{}", kUsage);
-    else
-      generate(options);
-    return 0;
-  } catch (const Error& error) {
-    fmt::print(stderr, "trainer generate: {}\n", error.what());
-    if (error.exit_code() == 2) fmt::print(stderr, "`trainer generate --help` shows the arguments.\n");
-    return error.exit_code();
-  }
+  return run_command({"generate", kUsage}, words, [&] {
+    generate(Options(words,
+                     {"--model", "--prompt", "--max-new-tokens", "--temperature", "--top-k", "--top-p",
+                      "--seed", "--tokenizer", "--precision", "--threads"},
+                     {}));
+  });
 }
 
 }  // namespace trainer

@@ -43,7 +43,7 @@ Options::Options(std::span<const std::string> words, const std::vector<std::stri
       known.insert(known.end(), flags.begin(), flags.end());
       const std::string near = nearest_name(name, known);
       input_error("unknown argument '{}'{}", name,
-                  near.empty() ? "" : fmt::format("; did you mean {}?", near));
+                  near.empty() ? "; --help lists the arguments" : fmt::format("; did you mean {}?", near));
     }
     if (!values_.emplace(name, value).second) input_error("{} is given twice", name);
   }
@@ -56,7 +56,7 @@ std::optional<std::string> Options::find(const std::string& name) const {
 
 const std::string& Options::required(const std::string& name) const {
   const auto it = values_.find(name);
-  if (it == values_.end()) input_error("{} is missing", name);
+  if (it == values_.end()) input_error("{} is missing; --help lists the arguments", name);
   return it->second;
 }
 

@@ -7,13 +7,13 @@
 #include <cmath>
 #include <optional>
 
+#include "app/command.h"
 #include "app/metrics.h"
 #include "app/report_chart.h"
 #include "app/report_style.h"
 #include "app/report_timeline.h"
 #include "app/run_files.h"
 #include "app/trace.h"
-#include "base/error.h"
 #include "base/file.h"
 #include "base/units.h"
 
@@ -246,15 +246,17 @@ void write_report(const std::filesystem::path& run_directory) {
 }
 
 int report_command(std::span<const std::string> arguments) {
-  if (arguments.size() != 1 || arguments[0].starts_with("-"))
-    input_error(
-        "usage: trainer report RUN_DIRECTORY; writes RUN_DIRECTORY/report.html from the metrics and traces "
-        "there");
-  if (!std::filesystem::is_directory(arguments[0]))
-    input_error("trainer report: '{}' is not a folder", arguments[0]);
-  write_report(arguments[0]);
-  fmt::print("{}\n", RunFiles(arguments[0]).report.string());
-  return 0;
+  constexpr const char* kUsage =
+      "usage: trainer report RUN_DIRECTORY\n\n"
+      "Writes RUN_DIRECTORY/report.html from the metrics and traces there.\n";
+  return run_command({"report", kUsage}, arguments, [&] {
+    if (arguments[0].starts_with("-"))
+      input_error("unknown argument '{}'; --help lists the arguments", arguments[0]);
+    if (arguments.size() > 1) input_error("'{}' is one argument too many: one run at a time", arguments[1]);
+    if (!std::filesystem::is_directory(arguments[0])) input_error("'{}' is not a folder", arguments[0]);
+    write_report(arguments[0]);
+    fmt::print("{}\n", RunFiles(arguments[0]).report.string());
+  });
 }
 
 }  // namespace trainer

@@ -9,8 +9,8 @@
 namespace trainer {
 
 // Writes the report of a run from the files in its directory: metrics.jsonl, and where they are there
-// config.json, plan.json, summary.json and traces/. Throws InputError when there are no metrics, RunError
-// when it cannot be written.
+// resolved_config.json, plan.json, summary.json and traces/. Throws InputError when there are no metrics,
+// RunError when it cannot be written.
 void write_report(const std::filesystem::path& run_directory);
 
 // `trainer report RUN_DIRECTORY`. Returns the exit code.

@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "app/command.h"
 #include "app/options.h"
-#include "base/error.h"
 #include "data/sentencepiece_training.h"
 #include "data/text_pipeline.h"
 
@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 constexpr const char* kUsage =
-    R"(Usage: trainer tokenize --input FILES... --output PREFIX --tokenizer PATH|byte [options]
+    R"(usage: trainer tokenize --input FILES... --output PREFIX --tokenizer PATH|byte [options]
        trainer tokenize --input FILES... --train-tokenizer sentencepiece --vocabulary-size N
                         --tokenizer-output FOLDER [--output PREFIX] [options]
 
@@ -61,7 +61,7 @@ struct Arguments {
               model_type = {};
   std::optional<int32_t> eod = {};
   int workers = 0, vocabulary_size = 0;
-  bool append_eod = false, overwrite = false, help = false;
+  bool append_eod = false, overwrite = false;
 };
 
 // Takes the words of --input, the one option with several values, out of `words`.
@@ -88,7 +88,7 @@ Arguments parse_arguments(std::span<const std::string> given) {
   const Options options(words,
                         {"--output", "--tokenizer", "--format", "--json-key", "--eod-id", "--workers",
                          "--train-tokenizer", "--vocabulary-size", "--tokenizer-output", "--model-type"},
-                        {"--append-eod", "--overwrite", "--help"});
+                        {"--append-eod", "--overwrite"});
   const auto integer = [&](const std::string& name) {
     const int64_t value = options.integer(name, 0, name == "--eod-id" ? 0 : 1);
     if (value > std::numeric_limits<int32_t>::max()) input_error("{}: {} is too large", name, value);
@@ -106,12 +106,11 @@ Arguments parse_arguments(std::span<const std::string> given) {
   arguments.vocabulary_size = integer("--vocabulary-size");
   arguments.append_eod = options.has("--append-eod");
   arguments.overwrite = options.has("--overwrite");
-  arguments.help = options.has("--help");
   return arguments;
 }
 
 void check_arguments(const Arguments& arguments) {
-  if (arguments.inputs.empty()) input_error("--input is missing");
+  if (arguments.inputs.empty()) input_error("--input is missing; --help lists the arguments");
   if (arguments.train_kind.empty()) {
     if (arguments.tokenizer.empty()) input_error("--tokenizer is missing");
     if (arguments.output.empty()) input_error("--output is missing");
@@ -235,37 +234,29 @@ void make_dataset(const Arguments& arguments, TextFormat format) {
   if (counts.empty_documents > 0) fmt::print("skipped {} documents without text\n", counts.empty_documents);
 }
 
+void run(const Arguments& arguments) {
+  check_arguments(arguments);
+  const TextFormat format = format_of(arguments);
+  if (!arguments.output.empty())
+    for (const char* extension : {".bin", ".idx"})
+      refuse_existing(arguments.output + extension, arguments.overwrite);
+  if (!arguments.tokenizer_output.empty())
+    for (const char* name : {"tokenizer.model", "tokenizer_config.json"})
+      refuse_existing(fs::path(arguments.tokenizer_output) / name, arguments.overwrite);
+  // It would be read in place of the vocabulary that is to be made.
+  if (!arguments.tokenizer_output.empty()) {
+    const fs::path other = fs::path(arguments.tokenizer_output) / "tokenizer.json";
+    if (std::error_code ignored; fs::exists(other, ignored))
+      input_error("{} is another tokenizer; choose another folder, or take it away", other.string());
+  }
+  if (!arguments.train_kind.empty()) make_vocabulary(arguments, format);
+  if (!arguments.output.empty()) make_dataset(arguments, format);
+}
+
 }  // namespace
 
 int tokenize_command(std::span<const std::string> words) {
-  try {
-    const Arguments arguments = parse_arguments(words);
-    if (arguments.help) {
-      fmt::print("{}", kUsage);
-      return 0;
-    }
-    check_arguments(arguments);
-    const TextFormat format = format_of(arguments);
-    if (!arguments.output.empty())
-      for (const char* extension : {".bin", ".idx"})
-        refuse_existing(arguments.output + extension, arguments.overwrite);
-    if (!arguments.tokenizer_output.empty())
-      for (const char* name : {"tokenizer.model", "tokenizer_config.json"})
-        refuse_existing(fs::path(arguments.tokenizer_output) / name, arguments.overwrite);
-    // It would be read in place of the vocabulary that is to be made.
-    if (!arguments.tokenizer_output.empty()) {
-      const fs::path other = fs::path(arguments.tokenizer_output) / "tokenizer.json";
-      if (std::error_code ignored; fs::exists(other, ignored))
-        input_error("{} is another tokenizer; choose another folder, or take it away", other.string());
-    }
-    if (!arguments.train_kind.empty()) make_vocabulary(arguments, format);
-    if (!arguments.output.empty()) make_dataset(arguments, format);
-    return 0;
-  } catch (const Error& error) {
-    fmt::print(stderr, "trainer tokenize: {}\n", error.what());
-    if (error.exit_code() == 2) fmt::print(stderr, "`trainer tokenize --help` shows the arguments.\n");
-    return error.exit_code();
-  }
+  return run_command({"tokenize", kUsage}, words, [&] { run(parse_arguments(words)); });
 }
 
 }  // namespace trainer

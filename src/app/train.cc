@@ -5,10 +5,10 @@
 #include <set>
 
 #include "app/agreement.h"
+#include "app/command.h"
 #include "app/report.h"
 #include "app/training_job.h"
 #include "base/file.h"
-#include "base/log.h"
 #include "base/units.h"
 #include "comm/collectives.h"
 #include "comm/mpi/mpi_communicator.h"
@@ -44,12 +44,12 @@ TrainArguments parse(std::span<const std::string> words) {
     } else if (words[i].starts_with("--set=")) {
       a.overrides.push_back(words[i].substr(6));
     } else if (words[i].starts_with("-") || !a.config.empty()) {
-      input_error("unknown argument '{}'\n{}", words[i], kUsage);
+      input_error("unknown argument '{}'; --help lists the arguments", words[i]);
     } else {
       a.config = words[i];
     }
   }
-  if (a.config.empty()) input_error("no config given\n{}", kUsage);
+  if (a.config.empty()) input_error("no config given; --help lists the arguments");
   return a;
 }
 
@@ -173,20 +173,18 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
 }  // namespace
 
 int train_command(std::span<const std::string> arguments) {
-  if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") {
-    std::fputs(kUsage, arguments.empty() ? stderr : stdout);
-    return arguments.empty() ? 2 : 0;
-  }
+  const Command command{"train", kUsage};
+  if (const auto code = answer_usage(command, arguments)) return *code;
   MpiEnvironment mpi;
   try {
     return train(mpi, arguments);
   } catch (const InputError& error) {
-    if (mpi.rank() == 0) std::fprintf(stderr, "trainer: error: %s\n", error.what());
+    if (mpi.rank() == 0) print_error(command, error.what());
     return 2;
   } catch (const Error& error) {
     // Failures that all ranks know of end together; others bring the job down, naming this rank.
     if (error.exit_code() == 2) {
-      if (mpi.rank() == 0) std::fprintf(stderr, "trainer: error: %s\n", error.what());
+      if (mpi.rank() == 0) print_error(command, error.what());
       return 2;
     }
     mpi.abort(error.what(), error.exit_code());

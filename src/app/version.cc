@@ -2,19 +2,19 @@
 
 #include <cstdio>
 
+#include "app/command.h"
 #include "device/cores.h"
 #include "ops/kernel_set.h"
 
 namespace trainer {
 
 int version_command(std::span<const std::string> arguments) {
-  if (!arguments.empty()) {
-    std::fputs("usage: trainer version\n", arguments[0] == "--help" ? stdout : stderr);
-    return arguments[0] == "--help" ? 0 : 2;
-  }
-  std::printf("trainer %s\ncompiler %s\nkernels %s\ncores %zu\n", TRAINER_VERSION, __VERSION__,
-              make_host_kernels(1)->name().c_str(), allowed_cores().size());
-  return 0;
+  constexpr const char* kUsage = "usage: trainer version\n\nPrints version, compiler, kernels and cores.\n";
+  return run_command({"version", kUsage, false}, arguments, [&] {
+    if (!arguments.empty()) input_error("unknown argument '{}': there are none", arguments[0]);
+    std::printf("trainer %s\ncompiler %s\nkernels %s\ncores %zu\n", TRAINER_VERSION, __VERSION__,
+                make_host_kernels(1)->name().c_str(), allowed_cores().size());
+  });
 }
 
 }  // namespace trainer

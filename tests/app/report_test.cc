@@ -124,8 +124,7 @@ TEST(Report, WhatIsMissingIsNamed) {
   write_file_atomically(RunFiles(run).metrics, "");
   EXPECT_THAT([&] { write_report(run); }, testing::ThrowsMessage<InputError>(HasSubstr("no finished step")));
   const std::string missing = "/no/such/run";
-  EXPECT_THROW(report_command(std::span(&missing, 1)), InputError);
-  EXPECT_THROW(report_command({}), InputError);
+  EXPECT_EQ(report_command(std::span(&missing, 1)), 2);
 }
 
 TEST(ReportChart, TicksAreRoundAndInside) {
