@@ -12,7 +12,6 @@
 #include "base/units.h"
 #include "comm/collectives.h"
 #include "comm/mpi/mpi_communicator.h"
-#include "device/cores.h"
 #include "ops/gemm_rate.h"
 
 namespace trainer {
@@ -123,12 +122,7 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
     config = read_config(arguments.config, arguments.overrides);
     if (config.run.directory.empty())
       input_error("{}: key 'run.directory' is missing: where the run is kept", arguments.config);
-    check_paths(config);
-    const auto cores = cores_of_local_rank(allowed_cores(), mpi.local_rank(), mpi.local_size());
-    bind_to_cores(cores);
-    if (config.device.threads == 0) config.device.threads = static_cast<int64_t>(cores.size());
-    data = open_training_data(config);
-    resolve_parallel(config, data.model, mpi.size());
+    data = open_training(config, mpi);
   });
   double gemm_rate = 0;
   together(*world, [&] {

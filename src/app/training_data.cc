@@ -1,6 +1,7 @@
 #include "app/training_data.h"
 
 #include "data/gpt_index.h"
+#include "device/cores.h"
 
 namespace trainer {
 
@@ -31,6 +32,16 @@ TrainingData open_training_data(const Config& config) {
   data.train = builder.train(config.training.steps * config.training.global_batch_size);
   if (config.training.eval_interval > 0 && parse_split(config.data.split)[static_cast<size_t>(Split::kValid)])
     data.valid = builder.evaluation(Split::kValid);
+  return data;
+}
+
+TrainingData open_training(Config& config, const MpiEnvironment& mpi) {
+  check_paths(config);
+  const auto cores = cores_of_local_rank(allowed_cores(), mpi.local_rank(), mpi.local_size());
+  bind_to_cores(cores);
+  if (config.device.threads == 0) config.device.threads = static_cast<int64_t>(cores.size());
+  TrainingData data = open_training_data(config);
+  resolve_parallel(config, data.model, mpi.size());
   return data;
 }
 

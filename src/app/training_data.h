@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "app/config.h"
+#include "comm/mpi/mpi_communicator.h"
 #include "data/dataset_builder.h"
 #include "data/tokenizer.h"
 
@@ -20,5 +21,9 @@ DataConfig make_data_config(const Config& config, const ModelConfig& model, cons
 
 // Opens everything the config's data section names. Throws InputError.
 TrainingData open_training_data(const Config& config);
+
+// Makes this process ready to be its rank of a run: checks the config's paths, binds the thread to the rank's
+// cores, opens the data, and resolves `config` for the job's size. Throws InputError.
+TrainingData open_training(Config& config, const MpiEnvironment& mpi);
 
 }  // namespace trainer

@@ -41,7 +41,8 @@ TrainingJob::TrainingJob(const Config& config, TrainingData data, std::unique_pt
       directory_(directory),
       gemm_flops_per_second_(gemm_flops_per_second),
       rank_(std::make_unique<TrainingRank>(config_, data_.model, std::move(kernels), world, data_.train,
-                                           data_.valid)) {}
+                                           data_.valid)),
+      state_(config_, data_, *rank_, world) {}
 
 TrainingJob::~TrainingJob() = default;
 
@@ -50,52 +51,24 @@ void TrainingJob::request_stop() { stop_requested = true; }
 void TrainingJob::prepare(bool resume) {
   memory_plan_ = rank_->memory_plan();
   if (world_.rank() == 0) write_plan(memory_plan_);
-  // Looking for the newest good checkpoint reads all of it, so one rank does it.
-  const std::string latest = from_first_rank(world_, [&] {
-    const auto found = resume ? find_latest_checkpoint(files_.checkpoints) : std::nullopt;
-    return found ? found->string() : std::string();
-  });
+  const std::string latest = resume ? state_.newest(files_.checkpoints) : std::string();
   together(world_, [&] { rank_->allocate(); });
-  together(world_, [&] {
-    if (!latest.empty()) {
-      restore(latest);
-    } else if (!config_.model.initialize_from.empty()) {
-      const auto source = open_model_source(config_.model.initialize_from);
-      if (world_.rank() == 0) source->check(parameters_of(rank_->model()));
-      rank_->initialize_from(*source);
-    } else {
-      rank_->initialize_random();
-    }
-  });
+  if (latest.empty())
+    state_.initialize();
+  else
+    state_.restore(latest);
   if (world_.rank() != 0) return;
-  metrics_.emplace(files_.metrics, done_);
-  if (config_.run.tensorboard) tensorboard_.emplace(files_.tensorboard, done_ + 1);
+  if (!latest.empty()) spdlog::info("resuming after step {} from {}", state_.step(), latest);
+  metrics_.emplace(files_.metrics, state_.step());
+  if (config_.run.tensorboard) tensorboard_.emplace(files_.tensorboard, state_.step() + 1);
   ProgressOptions options;
   options.style = config_.run.progress;
-  options.first_step = done_ + 1;
+  options.first_step = state_.step() + 1;
   options.total_steps = config_.training.steps;
   options.log_interval = config_.training.log_interval;
   options.flops_per_token = rank_->model().flops_per_token(config_.data.sequence_length);
   options.gemm_flops_per_second = gemm_flops_per_second_;
   progress_.emplace(options);
-}
-
-void TrainingJob::restore(const std::filesystem::path& directory) {
-  const CheckpointReader checkpoint(directory);
-  const std::string where = directory.string();
-  const std::string order = json_string(checkpoint.state(), "data_fingerprint", where);
-  if (order != fmt::format("{:016x}", data_.train->fingerprint()))
-    input_error(
-        "{} was made with samples in another order (data, split, sequence_length, seed, or so many more "
-        "steps that the "
-        "number of epochs changed); resuming would repeat or skip data. Restore those keys, or start a new "
-        "run "
-        "with model.initialize_from",
-        where);
-  rank_->restore(checkpoint);
-  done_ = checkpoint.step();
-  consecutive_skips_ = json_integer(checkpoint.state(), "consecutive_skips", where, 0);
-  if (world_.rank() == 0) spdlog::info("resuming after step {} from {}", done_, where);
 }
 
 void TrainingJob::write_plan(const MemoryPlan& m) {
@@ -134,18 +107,19 @@ int TrainingJob::next_chunk(int64_t done, double step_seconds) const {
 JobSummary TrainingJob::train() {
   const double begin = rank_->clock().now();
   double chunk_begin = begin, step_seconds = kChunkSeconds;
-  while (done_ < config_.training.steps) {
-    const int count = next_chunk(done_, step_seconds);
+  while (state_.step() < config_.training.steps) {
+    const int64_t first = state_.step() + 1;
+    const int count = next_chunk(state_.step(), step_seconds);
     chunk_begin = rank_->clock().now();
     step_ends_.assign(1, chunk_begin);
-    rank_->run(done_ + 1, count, [&](int64_t) { step_ends_.push_back(rank_->clock().now()); });
-    record_chunk(done_ + 1, count);
-    done_ += count;
+    rank_->run(first, count, [&](int64_t) { step_ends_.push_back(rank_->clock().now()); });
+    record_chunk(first, count);
 
     const auto& t = config_.training;
-    const bool last = done_ == t.steps;
+    const int64_t done = state_.step();
+    const bool last = done == t.steps;
     std::optional<double> valid_loss;
-    if (data_.valid && (done_ % t.eval_interval == 0 || last)) {
+    if (data_.valid && (done % t.eval_interval == 0 || last)) {
       const ClassifierResult result = rank_->evaluate(t.eval_steps);
       if (result.valid_tokens > 0) valid_loss = result.loss_sum / static_cast<double>(result.valid_tokens);
       summary_.valid_loss = valid_loss;
@@ -161,17 +135,17 @@ JobSummary TrainingJob::train() {
     step_seconds = shared[1];
     const bool stop = shared[0] > 0;
     const int64_t interval = config_.checkpoint.save_interval;
-    if ((interval > 0 && done_ % interval == 0) || stop || (last && config_.checkpoint.save_at_end))
-      save(done_);
+    if ((interval > 0 && done % interval == 0) || stop || (last && config_.checkpoint.save_at_end))
+      state_.save(files_.checkpoints);
     if (stop) {
       if (world_.rank() == 0)
-        progress_->note(fmt::format("stopped after step {}; --resume goes on from here", done_));
+        progress_->note(fmt::format("stopped after step {}; --resume goes on from here", done));
       break;
     }
   }
   progress_.reset();
   write_traces();
-  summary_.steps = done_;
+  summary_.steps = state_.step();
   summary_.train_seconds = rank_->clock().now() - begin;
   std::sort(step_seconds_.begin(), step_seconds_.end());
   const auto tokens = static_cast<double>(config_.training.global_batch_size * config_.data.sequence_length);
@@ -184,8 +158,7 @@ JobSummary TrainingJob::train() {
   return summary_;
 }
 
-void TrainingJob::check_skips(const StepResult& result, int64_t step) {
-  consecutive_skips_ = result.skipped ? consecutive_skips_ + 1 : 0;
+void TrainingJob::note_skip(const StepResult& result, int64_t step) {
   if (!result.skipped && std::isfinite(result.loss)) return;
   if (world_.rank() == 0)
     progress_->note(
@@ -193,12 +166,6 @@ void TrainingJob::check_skips(const StepResult& result, int64_t step) {
             ? fmt::format("step {}: no valid tokens; skipped, nothing changed", step)
             : fmt::format("step {}: loss {}, gradient norm {}; {}", step, result.loss, result.gradient_norm,
                           result.skipped ? "skipped, nothing changed" : "not skipped, as configured"));
-  if (result.valid_tokens > 0 && consecutive_skips_ >= config_.optimizer.max_consecutive_skips)
-    run_error(
-        "loss or gradient norm was not finite in {} steps in a row, the last being step {} (norm {}); the "
-        "last good "
-        "checkpoint is in {}. Lower optimizer.lr or look at the data of these steps",
-        consecutive_skips_, step, result.gradient_norm, files_.checkpoints.string());
 }
 
 void TrainingJob::record_chunk(int64_t first, int count) {
@@ -249,7 +216,8 @@ void TrainingJob::record_chunk(int64_t first, int count) {
       if (pending_) publish(*pending_);
       pending_ = m;
     }
-    check_skips(result, first + i);
+    note_skip(result, first + i);
+    state_.complete(first + i, result);
   }
 }
 
@@ -257,36 +225,6 @@ void TrainingJob::publish(const StepMetrics& metrics) {
   metrics_->write(metrics);
   if (tensorboard_) write_step(*tensorboard_, metrics);
   progress_->step(metrics);
-}
-
-Json TrainingJob::state() const {
-  Json state;
-  state["model"] = model_config_to_hugging_face(data_.model);
-  state["updates_done"] = rank_->updates_done();
-  state["consecutive_skips"] = consecutive_skips_;
-  state["data_fingerprint"] = fmt::format("{:016x}", data_.train->fingerprint());
-  state["config"] = config_to_json(config_);
-  return state;
-}
-
-void TrainingJob::save(int64_t step) {
-  const auto& root = files_.checkpoints;
-  const std::filesystem::path directory =
-      from_first_rank(world_, [&] { return begin_checkpoint(root, step).string(); });
-  // A rank that cannot write must not leave the others waiting, nor the old checkpoint replaced.
-  try {
-    together(world_, [&] { write_part(directory, world_.rank(), rank_->checkpoint_tensors()); });
-  } catch (const Error& error) {
-    if (world_.rank() == 0) abandon_checkpoint(directory);
-    run_error("step {} could not be saved: {}", step, error.what());
-  }
-  together(world_, [&] {
-    if (world_.rank() != 0) return;
-    std::vector<PartInfo> parts;
-    for (int r = 0; r < world_.size(); ++r) parts.push_back(read_part_info(directory, r));
-    finish_checkpoint(directory, parts, {step, step * config_.training.global_batch_size, state()});
-    rotate_checkpoints(root, static_cast<int>(config_.checkpoint.keep_last));
-  });
 }
 
 void TrainingJob::write_traces() {

@@ -10,7 +10,7 @@
 #include "app/run_files.h"
 #include "app/tensorboard.h"
 #include "app/training_data.h"
-#include "app/training_rank.h"
+#include "app/training_state.h"
 
 namespace trainer {
 
@@ -43,15 +43,12 @@ class TrainingJob {
   static void request_stop();
 
  private:
-  void restore(const std::filesystem::path& checkpoint);
-  void save(int64_t step);
   int next_chunk(int64_t done, double step_seconds) const;
   void record_chunk(int64_t first, int count);
   void write_plan(const MemoryPlan& plan);
   void write_traces();
-  void check_skips(const StepResult& result, int64_t step);
+  void note_skip(const StepResult& result, int64_t step);
   void publish(const StepMetrics& metrics);
-  Json state() const;
 
   Config config_;
   TrainingData data_;
@@ -60,14 +57,13 @@ class TrainingJob {
   std::filesystem::path directory_;
   double gemm_flops_per_second_;
   std::unique_ptr<TrainingRank> rank_;
-  int64_t done_ = 0;  // steps complete
+  TrainingState state_;
   MemoryPlan memory_plan_;
   std::optional<MetricsFile> metrics_;
   std::optional<TensorBoardWriter> tensorboard_;
   std::optional<Progress> progress_;
   std::vector<double> step_ends_;  // of the chunk, by this rank's clock
   std::vector<double> step_seconds_;
-  int64_t consecutive_skips_ = 0;
   JobSummary summary_;
   std::optional<StepMetrics>
       pending_;  // the chunk's last step, until it is known whether an evaluation follows

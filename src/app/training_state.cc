@@ -1,0 +1,87 @@
+#include "app/training_state.h"
+
+#include "app/agreement.h"
+#include "base/error.h"
+
+namespace trainer {
+
+std::string TrainingState::newest(const std::filesystem::path& root) {
+  // Looking for the newest good checkpoint reads all of it, so one rank does it.
+  return from_first_rank(world_, [&] {
+    const auto found = find_latest_checkpoint(root);
+    return found ? found->string() : std::string();
+  });
+}
+
+void TrainingState::initialize() {
+  together(world_, [&] {
+    if (config_.model.initialize_from.empty()) return rank_.initialize_random();
+    const auto source = open_model_source(config_.model.initialize_from);
+    if (world_.rank() == 0) source->check(parameters_of(rank_.model()));
+    rank_.initialize_from(*source);
+  });
+}
+
+void TrainingState::restore(const std::filesystem::path& directory) {
+  std::optional<CheckpointReader> checkpoint;
+  const std::string where = directory.string();
+  together(world_, [&] {
+    checkpoint.emplace(directory);
+    const std::string order = json_string(checkpoint->state(), "data_fingerprint", where);
+    if (order != fmt::format("{:016x}", data_.train->fingerprint()))
+      input_error(
+          "{} was made with samples in another order (data, split, sequence_length, seed, or so many more "
+          "steps that the "
+          "number of epochs changed); resuming would repeat or skip data. Restore those keys, or start a new "
+          "run "
+          "with model.initialize_from",
+          where);
+  });
+  together(world_, [&] { rank_.restore(*checkpoint); });
+  step_ = checkpoint->step();
+  consecutive_skips_ = json_integer(checkpoint->state(), "consecutive_skips", where, 0);
+}
+
+Json TrainingState::describe() const {
+  Json state;
+  state["model"] = model_config_to_hugging_face(data_.model);
+  state["updates_done"] = rank_.updates_done();
+  state["consecutive_skips"] = consecutive_skips_;
+  state["data_fingerprint"] = fmt::format("{:016x}", data_.train->fingerprint());
+  state["config"] = config_to_json(config_);
+  return state;
+}
+
+void TrainingState::save(const std::filesystem::path& root) {
+  const std::filesystem::path directory =
+      from_first_rank(world_, [&] { return begin_checkpoint(root, step_).string(); });
+  // A rank that cannot write must not leave the others waiting, nor the old checkpoint replaced.
+  try {
+    together(world_, [&] { write_part(directory, world_.rank(), rank_.checkpoint_tensors()); });
+  } catch (const Error& error) {
+    if (world_.rank() == 0) abandon_checkpoint(directory);
+    run_error("step {} could not be saved: {}", step_, error.what());
+  }
+  together(world_, [&] {
+    if (world_.rank() != 0) return;
+    std::vector<PartInfo> parts;
+    for (int r = 0; r < world_.size(); ++r) parts.push_back(read_part_info(directory, r));
+    finish_checkpoint(directory, parts, {step_, step_ * config_.training.global_batch_size, describe()});
+    rotate_checkpoints(root, static_cast<int>(config_.checkpoint.keep_last));
+  });
+}
+
+void TrainingState::complete(int64_t step, const StepResult& result) {
+  step_ = step;
+  consecutive_skips_ = result.skipped ? consecutive_skips_ + 1 : 0;
+  if (result.valid_tokens > 0 && consecutive_skips_ >= config_.optimizer.max_consecutive_skips)
+    run_error(
+        "loss or gradient norm was not finite in {} steps in a row, the last being step {} (norm {}); none "
+        "of "
+        "them changed anything. Go on from an earlier checkpoint with a lower optimizer.lr, or look at the "
+        "data "
+        "of these steps",
+        consecutive_skips_, step, result.gradient_norm);
+}
+
+}  // namespace trainer

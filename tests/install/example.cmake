@@ -1,0 +1,30 @@
+# Installs BUILD into WORK/prefix, builds EXAMPLE against it, and checks that what it trains gets better.
+function(run)
+  execute_process(COMMAND ${ARGV} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  if(NOT result EQUAL 0)
+    message(FATAL_ERROR "${ARGV}\nended with ${result}:\n${output}")
+  endif()
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+
+file(REMOVE_RECURSE ${WORK})
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix)
+# Anywhere but inside the source tree, only what was installed may be found.
+run(${CMAKE_COMMAND} -S ${EXAMPLE} -B ${WORK}/build -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${COMPILER}
+  -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=${WORK}/prefix)
+run(${CMAKE_COMMAND} --build ${WORK}/build)
+run(${WORK}/build/embed ${WORK}/run)
+
+if(NOT output MATCHES "step  1  loss ([0-9.]+)")
+  message(FATAL_ERROR "no first loss in:\n${output}")
+endif()
+set(first ${CMAKE_MATCH_1})
+if(NOT output MATCHES "validation loss ([0-9.]+)")
+  message(FATAL_ERROR "no validation loss in:\n${output}")
+endif()
+if(first LESS 5 OR first GREATER 6.5 OR NOT CMAKE_MATCH_1 LESS 3.5)
+  message(FATAL_ERROR "loss ${first} at first (expected about 5.5), ${CMAKE_MATCH_1} in the end (expected below 3.5)")
+endif()
+if(NOT EXISTS ${WORK}/run/checkpoints/step_00000030/manifest.json)
+  message(FATAL_ERROR "the example saved no checkpoint")
+endif()
