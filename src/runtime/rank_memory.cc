@@ -8,54 +8,64 @@
 namespace trainer {
 namespace {
 
-// End of what keeps its place between steps, by tier.
-TierBytes persistent_end(const StepGraph& graph, int rank) {
-  TierBytes end{};
+using ArenaSizes = std::map<ArenaKey, int64_t>;
+
+// End of what keeps its place between steps.
+ArenaSizes persistent_end(const StepGraph& graph, int rank) {
+  ArenaSizes end;
   for (const Buffer& b : graph.buffers) {
     if (b.rank != rank || !b.persistent) continue;
-    int64_t& e = end[static_cast<size_t>(b.tier)];
+    int64_t& e = end[arena_of(b)];
     e = std::max(e, b.offset + graph.slot_bytes(b) * b.versions);
   }
   return end;
+}
+
+ArenaSizes plan_arenas(const StepGraph& training, const std::vector<const StepGraph*>& between, int rank) {
+  ArenaSizes sizes = arena_sizes(training, rank), base = persistent_end(training, rank);
+  for (const StepGraph* graph : between) {
+    ArenaSizes kept = persistent_end(*graph, rank);
+    for (const auto& [key, all] : arena_sizes(*graph, rank))
+      sizes[key] = std::max(sizes[key], base[key] + all - kept[key]);
+  }
+  return sizes;
 }
 
 }  // namespace
 
 TierBytes RankMemory::plan(const StepGraph& training, const std::vector<const StepGraph*>& between,
                            int rank) {
-  TierBytes sizes = arena_bytes(training, rank);
-  const TierBytes base = persistent_end(training, rank);
-  for (const StepGraph* graph : between) {
-    const TierBytes all = arena_bytes(*graph, rank), kept = persistent_end(*graph, rank);
-    for (size_t t = 0; t < kTierCount; ++t) sizes[t] = std::max(sizes[t], base[t] + all[t] - kept[t]);
-  }
-  return sizes;
+  TierBytes bytes{};
+  for (const auto& [key, size] : plan_arenas(training, between, rank))
+    bytes[static_cast<size_t>(key.tier)] += size;
+  return bytes;
 }
 
-RankMemory::RankMemory(const StepGraph& training, const std::vector<const StepGraph*>& between, int rank)
-    : sizes_(plan(training, between, rank)) {
-  for (size_t t = 0; t < kTierCount; ++t) arenas_[t] = Arena(static_cast<size_t>(sizes_[t]));
-  std::map<std::string, int64_t> persistent;
+RankMemory::RankMemory(const StepGraph& training, const std::vector<const StepGraph*>& between, int rank) {
+  for (const auto& [key, size] : plan_arenas(training, between, rank))
+    arenas_[key] = Arena(static_cast<size_t>(size));
+  std::map<std::string, const Buffer*> persistent;
   Layout first{&training, {}};
   for (const Buffer& b : training.buffers) {
     first.offsets.push_back(b.rank == rank ? b.offset : kNone);
-    if (b.rank == rank && b.persistent) persistent[b.name] = b.offset;
+    if (b.rank == rank && b.persistent) persistent[b.name] = &b;
   }
-  const TierBytes base = persistent_end(training, rank);
+  ArenaSizes base = persistent_end(training, rank);
   layouts_.push_back(std::move(first));
   for (const StepGraph* graph : between) {
-    const TierBytes kept = persistent_end(*graph, rank);
+    ArenaSizes kept = persistent_end(*graph, rank);
     Layout layout{graph, {}};
     for (const Buffer& b : graph->buffers) {
-      const auto tier = static_cast<size_t>(b.tier);
       if (b.rank != rank) {
         layout.offsets.push_back(kNone);
       } else if (b.persistent) {
         const auto shared = persistent.find(b.name);
-        require(shared != persistent.end(), "'{}' is not a buffer of the training step", b.name);
-        layout.offsets.push_back(shared->second);
+        require(shared != persistent.end() && arena_of(*shared->second) == arena_of(b) &&
+                    shared->second->bytes >= b.bytes && shared->second->versions == b.versions,
+                "'{}' is not a buffer of the training step", b.name);
+        layout.offsets.push_back(shared->second->offset);
       } else {
-        layout.offsets.push_back(b.offset - kept[tier] + base[tier]);
+        layout.offsets.push_back(b.offset - kept[arena_of(b)] + base[arena_of(b)]);
       }
     }
     layouts_.push_back(std::move(layout));
@@ -69,7 +79,7 @@ std::byte* RankMemory::address(const StepGraph& graph, BufferId id, int64_t step
     const int64_t offset = layout.offsets[static_cast<size_t>(id)];
     require(offset != kNone, "buffer '{}' is not of this rank", b.name);
     const int64_t slot = b.versions == 1 ? 0 : ((step - distance) % b.versions + b.versions) % b.versions;
-    return arenas_[static_cast<size_t>(b.tier)].bytes().data() + offset + slot * graph.slot_bytes(b);
+    return arenas_.at(arena_of(b)).bytes().data() + offset + slot * graph.slot_bytes(b);
   }
   require(false, "a step graph that this memory was not laid out for");
   return nullptr;

@@ -1,7 +1,8 @@
-// The memory of one rank: one arena per lifetime tier, laid out by the step graphs that run in it.
+// The memory of one rank: one arena per device, memory space and lifetime tier, laid out by the step graphs
+// that run in it.
 #pragma once
 
-#include <array>
+#include <map>
 #include <vector>
 
 #include "device/arena.h"
@@ -14,7 +15,7 @@ namespace trainer {
 // by name, and lays its own over the part that holds nothing between two steps.
 class RankMemory {
  public:
-  // Bytes by tier, for `training` and the graphs that run between its steps.
+  // Bytes by tier, in all spaces together, for `training` and the graphs that run between its steps.
   static TierBytes plan(const StepGraph& training, const std::vector<const StepGraph*>& between, int rank);
 
   RankMemory(const StepGraph& training, const std::vector<const StepGraph*>& between, int rank);
@@ -22,15 +23,13 @@ class RankMemory {
   // First byte of the buffer's slot for `step` (absolute; `distance` steps back). `graph` is one of those
   // given.
   std::byte* address(const StepGraph& graph, BufferId buffer, int64_t step = 0, int distance = 0) const;
-  const TierBytes& sizes() const { return sizes_; }
 
  private:
   struct Layout {
     const StepGraph* graph;
     std::vector<int64_t> offsets;  // by buffer; kNone: of another rank
   };
-  TierBytes sizes_{};
-  std::array<Arena, kTierCount> arenas_;
+  std::map<ArenaKey, Arena> arenas_;
   std::vector<Layout> layouts_;
 };
 

@@ -52,7 +52,8 @@ void interpret_serially(const StepGraph& graph, int steps, uint64_t seed,
       return moved = true;
     });
     idle = moved ? 0 : idle + 1;
-    if (idle > kPatience) run_error("the program cannot go on:{}", dispatcher.blocked());
+    if (idle > kPatience || (!moved && pending.empty()))
+      run_error("the program cannot go on:{}", dispatcher.blocked());
   }
 }
 

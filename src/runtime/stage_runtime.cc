@@ -57,7 +57,6 @@ class Run {
       guarded([&] { work(main, true); });
     }
     if (error_) std::rethrow_exception(error_);
-    report_steps();
   }
 
  private:
@@ -77,30 +76,39 @@ class Run {
   int64_t absolute(Instance i) const { return first_step_ + i.step; }
   const Task& task(TaskId id) const { return graph_.tasks[static_cast<size_t>(id)]; }
 
-  // The worker of a lane whose tasks are done where they are started.
+  // The worker of a lane whose tasks are done where they are started. The main one may have no lane (a rank
+  // without layers); it stays until all is done, to tell of the steps.
   void work(LaneId lane, bool main) {
     std::unique_lock lock(mutex_);
+    const bool booked = main && options_.ledger;
+    const auto untold = [&] { return main && dispatcher_.steps_completed() > reported_; };
+    bool waiting = false;
+    double begin = 0;
     while (true) {
-      const double begin = main && options_.ledger ? now() : 0;
+      if (untold()) {
+        lock.unlock();
+        report_steps();
+        lock.lock();
+      }
+      if (booked && !waiting) begin = now();
       std::optional<Instance> instance;
-      changed_.wait(lock,
-                    [&] { return stopping_ || (instance = dispatcher_.next(lane)) || exhausted(lane); });
-      if (stopping_ || !instance) return;
-      if (main && options_.ledger) book_wait(*instance, begin);
+      changed_.wait(lock, [&] {
+        return stopping_ || (lane != kNone && (instance = dispatcher_.next(lane))) || untold() ||
+               (main ? dispatcher_.finished() : exhausted(lane));
+      });
+      if (stopping_) return;
+      waiting = !instance && untold();
+      if (waiting) continue;
+      if (!instance) return;
+      if (booked) book_wait(*instance, begin);
       lock.unlock();
       const double started = now();
       require(!binder_.start(graph_, *instance), "{} is not a transfer", graph_.describe(instance->task));
       binder_.finish(graph_, *instance);
       const double ended = now();
       lock.lock();
-      if (main && options_.ledger)
-        options_.ledger->ran(absolute(*instance), task(instance->task).kind, ended - started);
+      if (booked) options_.ledger->ran(absolute(*instance), task(instance->task).kind, ended - started);
       completed(*instance, started, ended);
-      if (main && dispatcher_.steps_completed() > reported_) {
-        lock.unlock();
-        report_steps();
-        lock.lock();
-      }
     }
   }
 
@@ -172,7 +180,9 @@ class Run {
     if (options_.traced_steps.count(absolute(instance))) {
       const Task& t = task(instance.task);
       const Lane& lane = graph_.lanes[static_cast<size_t>(t.lane)];
-      timeline_.events.push_back({graph_.describe(instance.task), name_of(t.kind), name_of(lane.kind),
+      std::string track = name_of(lane.kind);
+      if (lane.device > 0) track += fmt::format(" {}", lane.device);
+      timeline_.events.push_back({graph_.describe(instance.task), name_of(t.kind), std::move(track),
                                   t.at.rank, static_cast<int32_t>(absolute(instance)), t.at.layer_begin,
                                   t.at.micro_batch, started, ended});
     }

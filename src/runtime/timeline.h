@@ -10,7 +10,7 @@ namespace trainer {
 struct TimelineEvent {
   std::string name;  // "Forward layer 3 micro-batch 1"
   std::string kind;  // task kind: "Forward", "Backward", "Send", ...
-  std::string lane;  // "compute", "receive_forward", ...
+  std::string lane;  // "compute", "receive_forward", ...; "compute 1": of the rank's device 1
   int32_t rank = 0;
   int32_t step = 0;                      // absolute training step, from 1
   int32_t layer = -1, micro_batch = -1;  // -1: not applicable

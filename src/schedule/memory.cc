@@ -36,7 +36,11 @@ std::vector<Lifetime> lifetimes(const StepGraph& graph) {
   return result;
 }
 
-bool keeps_its_place(const Buffer& buffer, const Lifetime& life) { return buffer.persistent || !life.used(); }
+// A buffer of several versions is there so that steps may overlap; sharing its addresses would order them
+// again.
+bool keeps_its_place(const Buffer& buffer, const Lifetime& life) {
+  return buffer.persistent || buffer.versions > 1 || !life.used();
+}
 
 // One arena while the program is walked: free ranges, and which buffer lay last in each range.
 class Arena {
@@ -145,15 +149,18 @@ void add_reuse_edges(StepGraph& graph, const std::vector<Lifetime>& life, Buffer
 void place_arena(StepGraph& graph, const std::vector<Lifetime>& life, const std::vector<BufferId>& members) {
   int64_t base = 0;
   std::vector<BufferId> shared;
-  for (BufferId id : members) {
-    Buffer& buffer = graph.buffers[static_cast<size_t>(id)];
-    if (keeps_its_place(buffer, life[static_cast<size_t>(id)])) {
-      buffer.offset = base;
-      base += graph.slot_bytes(buffer) * buffer.versions;
-    } else {
-      shared.push_back(id);
+  // What outlives the step comes first: other graphs lay their own buffers over all that follows.
+  for (bool persistent : {true, false})
+    for (BufferId id : members) {
+      Buffer& buffer = graph.buffers[static_cast<size_t>(id)];
+      if (buffer.persistent != persistent) continue;
+      if (keeps_its_place(buffer, life[static_cast<size_t>(id)])) {
+        buffer.offset = base;
+        base += graph.slot_bytes(buffer) * buffer.versions;
+      } else {
+        shared.push_back(id);
+      }
     }
-  }
   std::sort(shared.begin(), shared.end(), [&](BufferId a, BufferId b) {
     return std::pair(life[static_cast<size_t>(a)].begin, a) <
            std::pair(life[static_cast<size_t>(b)].begin, b);
@@ -191,10 +198,10 @@ void place_arena(StepGraph& graph, const std::vector<Lifetime>& life, const std:
 
 StepGraph place_memory(StepGraph graph) {
   const auto life = lifetimes(graph);
-  std::map<std::tuple<int, Space, Tier>, std::vector<BufferId>> arenas;
+  std::map<std::pair<int, ArenaKey>, std::vector<BufferId>> arenas;
   for (size_t b = 0; b < graph.buffers.size(); ++b) {
     const Buffer& buffer = graph.buffers[b];
-    arenas[{buffer.rank, buffer.space, buffer.tier}].push_back(static_cast<BufferId>(b));
+    arenas[{buffer.rank, arena_of(buffer)}].push_back(static_cast<BufferId>(b));
   }
   for (const auto& [key, members] : arenas) place_arena(graph, life, members);
   for (const Task& task : graph.tasks)
@@ -202,14 +209,25 @@ StepGraph place_memory(StepGraph graph) {
   return graph;
 }
 
-TierBytes arena_bytes(const StepGraph& graph, int rank, Space space) {
-  TierBytes bytes{};
+ArenaKey arena_of(const Buffer& buffer) {
+  return {std::max<int16_t>(buffer.device, 0), buffer.space, buffer.tier};
+}
+
+std::map<ArenaKey, int64_t> arena_sizes(const StepGraph& graph, int rank) {
+  std::map<ArenaKey, int64_t> sizes;
   for (const Buffer& buffer : graph.buffers) {
-    if (buffer.rank != rank || buffer.space != space) continue;
+    if (buffer.rank != rank) continue;
     require(buffer.offset != kNone, "buffer '{}' has no place", buffer.name);
-    int64_t& arena = bytes[static_cast<size_t>(buffer.tier)];
+    int64_t& arena = sizes[arena_of(buffer)];
     arena = std::max(arena, buffer.offset + graph.slot_bytes(buffer) * buffer.versions);
   }
+  return sizes;
+}
+
+TierBytes arena_bytes(const StepGraph& graph, int rank, Space space) {
+  TierBytes bytes{};
+  for (const auto& [key, size] : arena_sizes(graph, rank))
+    if (key.space == space) bytes[static_cast<size_t>(key.tier)] += size;
   return bytes;
 }
 
@@ -219,7 +237,7 @@ std::vector<MemoryStep> memory_over_program(const StepGraph& graph, int rank) {
   std::vector<std::array<int64_t, kTierCount>> change(graph.sequence.size() + 1);
   for (size_t b = 0; b < graph.buffers.size(); ++b) {
     const Buffer& buffer = graph.buffers[b];
-    if (buffer.rank != rank) continue;
+    if (buffer.rank != rank || buffer.space != Space::kDevice) continue;
     const auto tier = static_cast<size_t>(buffer.tier);
     const int64_t bytes = graph.slot_bytes(buffer) * buffer.versions;
     if (keeps_its_place(buffer, life[b])) {

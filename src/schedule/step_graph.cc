@@ -177,14 +177,15 @@ TaskId StepGraphBuilder::insert_after(TaskId position, Task task) {
   return id;
 }
 
-LaneId StepGraphBuilder::lane(int rank, LaneKind kind, int link_group) {
-  for (size_t i = 0; i < graph_.lanes.size(); ++i)
-    if (graph_.lanes[i].rank == rank && graph_.lanes[i].kind == kind) return static_cast<LaneId>(i);
+LaneId StepGraphBuilder::lane(int rank, LaneKind kind, int device) {
+  for (size_t i = 0; i < graph_.lanes.size(); ++i) {
+    const Lane& known = graph_.lanes[i];
+    if (known.rank == rank && known.kind == kind && known.device == device) return static_cast<LaneId>(i);
+  }
   Lane lane;
   lane.kind = kind;
   lane.rank = static_cast<int16_t>(rank);
-  lane.device = 0;
-  lane.link_group = link_group;
+  lane.device = static_cast<int16_t>(device);
   return add_lane(std::move(lane));
 }
 
@@ -196,18 +197,23 @@ StepGraph StepGraphBuilder::build() {
   StepGraph graph = std::move(graph_);
   graph_ = {};
   std::vector<std::vector<Occurrence>> uses(graph.buffers.size());
+  std::vector<bool> written(graph.buffers.size());
   for (size_t position = 0; position < graph.sequence.size(); ++position) {
     const TaskId id = graph.sequence[position];
     Task& task = graph.tasks[static_cast<size_t>(id)];
     require(task.lane != kNone, "{} has no lane", graph.describe(id));
     graph.lanes[static_cast<size_t>(task.lane)].program.push_back(id);
     for (const Use& use : task.uses) {
-      const Buffer& buffer = graph.buffers[static_cast<size_t>(use.buffer)];
-      require(use.distance == 0 || (use.access == Access::kRead && use.distance < buffer.versions),
+      const auto b = static_cast<size_t>(use.buffer);
+      const Buffer& buffer = graph.buffers[b];
+      require(use.distance == 0 || (use.access == Access::kRead && buffer.persistent &&
+                                    use.distance <= buffer.versions - (written[b] ? 1 : 0)),
               "{} reads '{}' {} steps back, which keeps {} versions", graph.describe(id), buffer.name,
               use.distance, buffer.versions);
-      uses[static_cast<size_t>(use.buffer)].push_back({position, id, use.access, use.distance});
+      uses[b].push_back({position, id, use.access, use.distance});
     }
+    for (const Use& use : task.uses)
+      if (use.access != Access::kRead) written[static_cast<size_t>(use.buffer)] = true;
   }
   for (size_t b = 0; b < graph.buffers.size(); ++b) derive_edges(graph, graph.buffers[b], uses[b]);
   for (const Task& task : graph.tasks)

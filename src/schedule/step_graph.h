@@ -59,7 +59,8 @@ enum class Role : uint8_t {
   kMoment2,
   kLoss,
   kNorms,
-  kControl
+  kControl,
+  kCarry  // of a sequence cut into segments: key, value, and the accumulators of their gradients
 };
 
 // -1: not applicable. Layer 0 is the embedding, the last layer the head.
@@ -68,8 +69,8 @@ struct Coordinates {
           segment = -1;
 };
 
-// `distance`: which version is read, in steps back. `index`: which one, where a role has several (saved
-// tensors).
+// `distance`: which version is read, in steps back; as many steps as the buffer has versions only where this
+// step has not yet written it. `index`: which one, where a role has several (saved tensors).
 struct Use {
   BufferId buffer = kNone;
   Access access = Access::kRead;
@@ -153,8 +154,8 @@ class StepGraphBuilder {
   Buffer& buffer(BufferId id) { return graph_.buffers[static_cast<size_t>(id)]; }
   const std::vector<TaskId>& sequence() const { return graph_.sequence; }
   const StepGraph& draft() const { return graph_; }
-  // The lane of this kind on a rank; added at first use.
-  LaneId lane(int rank, LaneKind kind, int link_group = kNone);
+  // The lane of this kind on a rank's device; added at first use.
+  LaneId lane(int rank, LaneKind kind, int device = 0);
   void record_pass(const std::string& name);
 
   StepGraph build();

@@ -17,43 +17,86 @@ Task on_lane(TaskKind kind, LaneId lane, std::vector<Use> uses, int priority = 0
   return t;
 }
 
-TEST(Dispatcher, ADistanceOfTwoLetsTheNextStepStartBeforeTheUpdate) {
-  // Forward of step t reads what the update of step t - 2 wrote: two versions, read one step back.
-  StepGraphBuilder b;
-  const LaneId compute = b.lane(0, LaneKind::kCompute), host = b.lane(0, LaneKind::kHostCompute);
-  Buffer weights;
-  weights.bytes = 64;
-  weights.versions = 2;
-  weights.persistent = true;
-  weights.rank = 0;
-  const BufferId w = b.add_buffer(weights);
-  Buffer gradient = weights;
-  gradient.versions = 2;
-  const BufferId g = b.add_buffer(gradient);
-  Use old{w, Access::kRead, Role::kWeights};
-  old.distance = 1;
-  const TaskId forward =
-      b.append(on_lane(TaskKind::kForward, compute, {old, {g, Access::kWrite, Role::kGradient}}));
-  const TaskId update =
-      b.append(on_lane(TaskKind::kUpdateShard, host,
-                       {{g, Access::kRead, Role::kGradient}, {w, Access::kWrite, Role::kMaster}}));
-  const StepGraph graph = b.build();
+// Forward of step t reads the weights `distance` steps back, that is, what the update of step t - distance
+// wrote; updates run on a lane of their own.
+struct DelayedUpdate {
+  explicit DelayedUpdate(int distance) {
+    StepGraphBuilder b;
+    compute = b.lane(0, LaneKind::kCompute);
+    host = b.lane(0, LaneKind::kHostCompute);
+    Buffer buffer;
+    buffer.bytes = 64;
+    buffer.versions = 2;
+    buffer.rank = 0;
+    const BufferId g = b.add_buffer(buffer);
+    buffer.persistent = true;
+    const BufferId w = b.add_buffer(buffer);
+    const Use old{w, Access::kRead, Role::kWeights, 0, static_cast<int16_t>(distance)};
+    const Use last{w, Access::kRead, Role::kMaster, 0, 1};
+    forward = b.append(on_lane(TaskKind::kForward, compute, {old, {g, Access::kWrite, Role::kGradient}}));
+    update =
+        b.append(on_lane(TaskKind::kUpdateShard, host,
+                         {{g, Access::kRead, Role::kGradient}, last, {w, Access::kWrite, Role::kMaster}}));
+    graph = b.build();
+  }
+  LaneId compute, host;
+  TaskId forward, update;
+  StepGraph graph;
+};
 
-  Dispatcher d(graph, 4);
-  const auto f0 = d.next(compute);
-  ASSERT_EQ(f0, (Instance{forward, 0}));
-  d.complete(*f0);
-  const auto u0 = d.next(host);
-  ASSERT_EQ(u0, (Instance{update, 0}));
-  EXPECT_FALSE(d.next(compute));  // step 1 reads what update 0 writes
+TEST(Dispatcher, ADistanceOfOneWaitsForTheUpdateOfTheStepBefore) {
+  const DelayedUpdate p(1);
+  Dispatcher d(p.graph, 4);
+  for (int step = 0; step < 3; ++step) {
+    const auto f = d.next(p.compute);
+    ASSERT_EQ(f, (Instance{p.forward, step}));
+    d.complete(*f);
+    const auto u = d.next(p.host);
+    ASSERT_EQ(u, (Instance{p.update, step}));
+    EXPECT_FALSE(d.next(p.compute));  // reads what this update writes
+    d.complete(*u);
+  }
+}
+
+TEST(Dispatcher, ADistanceOfTwoLetsTheNextStepStartBeforeTheUpdate) {
+  const DelayedUpdate p(2);
+  Dispatcher d(p.graph, 4);
+  for (int step = 0; step < 2; ++step) {  // nothing before the first step to wait for
+    const auto f = d.next(p.compute);
+    ASSERT_EQ(f, (Instance{p.forward, step}));
+    d.complete(*f);
+  }
+  const auto u0 = d.next(p.host);
+  ASSERT_EQ(u0, (Instance{p.update, 0}));
+  EXPECT_FALSE(d.next(p.compute));  // step 2 reads what update 0 writes
   d.complete(*u0);
-  const auto f1 = d.next(compute);
-  ASSERT_EQ(f1, (Instance{forward, 1}));
-  d.complete(*f1);
-  const auto u1 = d.next(host);
-  ASSERT_EQ(u1, (Instance{update, 1}));
-  d.complete(*u1);
-  EXPECT_EQ(d.steps_completed(), 2);
+  const auto f2 = d.next(p.compute);
+  ASSERT_EQ(f2, (Instance{p.forward, 2}));
+  const auto u1 = d.next(p.host);
+  EXPECT_EQ(u1, (Instance{p.update, 1}));  // while forward 2 runs
+}
+
+TEST(StepGraphBuilder, RefusesToReadAVersionThatIsGone) {
+  const auto build = [](int versions, int distance, bool read_first) {
+    StepGraphBuilder b;
+    const LaneId lane = b.lane(0, LaneKind::kCompute);
+    Buffer buffer;
+    buffer.bytes = 64;
+    buffer.rank = 0;
+    buffer.persistent = true;
+    buffer.versions = static_cast<int16_t>(versions);
+    const BufferId x = b.add_buffer(buffer);
+    const Task read = on_lane(TaskKind::kForward, lane,
+                              {{x, Access::kRead, Role::kInput, 0, static_cast<int16_t>(distance)}});
+    const Task write = on_lane(TaskKind::kUpdateShard, lane, {{x, Access::kWrite, Role::kOutput}});
+    b.append(read_first ? read : write);
+    b.append(read_first ? write : read);
+    b.build();
+  };
+  EXPECT_NO_THROW(build(2, 1, false));
+  EXPECT_NO_THROW(build(2, 2, true));
+  EXPECT_ANY_THROW(build(2, 2, false));  // this step's write has taken its place
+  EXPECT_ANY_THROW(build(2, 3, true));
 }
 
 TEST(Dispatcher, APriorityLaneRunsTheMainPathFirstThenByPriority) {

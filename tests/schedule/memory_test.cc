@@ -72,6 +72,36 @@ class TaggedArenas {
   int violations_ = 0;
 };
 
+// The update of step t may still read its gradient while step t + 1 runs: nothing else may lie there.
+TEST(PlaceMemory, BuffersOfSeveralVersionsShareNoAddresses) {
+  StepGraphBuilder b;
+  const auto make = [&](int versions) {
+    Buffer buffer;
+    buffer.bytes = 64;
+    buffer.rank = 0;
+    buffer.versions = static_cast<int16_t>(versions);
+    return b.add_buffer(buffer);
+  };
+  const auto append = [&](TaskKind kind, LaneKind lane, std::vector<Use> uses) {
+    Task t;
+    t.kind = kind;
+    t.lane = b.lane(0, lane);
+    t.at.rank = 0;
+    t.uses = std::move(uses);
+    return b.append(std::move(t));
+  };
+  const BufferId activation = make(1), gradient = make(2);
+  const TaskId forward = append(TaskKind::kForward, LaneKind::kCompute, {{activation, Access::kWrite}});
+  append(TaskKind::kBackward, LaneKind::kCompute, {{activation, Access::kRead}});
+  append(TaskKind::kBackward, LaneKind::kCompute, {{gradient, Access::kWrite}});
+  const TaskId update = append(TaskKind::kUpdateShard, LaneKind::kHostCompute, {{gradient, Access::kRead}});
+  const StepGraph graph = place_memory(b.build());
+  const Buffer& g = graph.buffers[static_cast<size_t>(gradient)];
+  const int64_t at = graph.buffers[static_cast<size_t>(activation)].offset;
+  EXPECT_TRUE(at + 64 <= g.offset || g.offset + 128 <= at);
+  for (const Edge& edge : graph.tasks[static_cast<size_t>(forward)].after) EXPECT_NE(edge.producer, update);
+}
+
 TEST(PlaceMemory, AnyLegalOrderKeepsContentUntilItsLastReader) {
   for (int stages : {1, 2, 3})
     for (auto policy : {ActivationPolicy::kFullSave, ActivationPolicy::kCheckpoint}) {
