@@ -2,6 +2,7 @@
 // with.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <thread>
@@ -71,28 +72,32 @@ inline ModelConfig tiny_model(Architecture architecture = Architecture::kLlama, 
 
 struct GridPlan {
   int stages = 1, replicas = 1, micro_batches = 4;  // micro_batches: of the whole global batch
-  std::vector<int64_t> stage_layers;                // empty: even
+  int micro_batch_size = 2;
+  std::vector<int64_t> stage_layers;  // empty: even
   int reproducible_group = 0;
   ActivationPolicy activation = ActivationPolicy::kFullSave;
   DType dtype = DType::kF32;
   int threads = 1;
   int steps = 3;
-  double clip = 1.0;
+  double clip = 1.0, weight_decay = 0.1;
   ModelConfig model = tiny_model();
   InProcessOptions network;
+  std::shared_ptr<const SampleSource> data;         // null: invented
+  std::function<void(TrainingRank&, int)> prepare;  // of each rank, once it is initialised
 };
 
 struct GridResult {
   std::vector<StepResult> steps;
   std::map<std::string, std::vector<float>> weights;  // by parameter name
   std::vector<std::vector<float>> tied_copies;        // of every rank that holds the embedding
+  std::map<std::string, std::vector<float>> state;    // by name in a checkpoint: parameters and moments
   uint64_t plan = 0;
 };
 
 inline Config grid_config(const GridPlan& plan) {
   Config c;
-  c.training.micro_batch_size = 2;
-  c.training.global_batch_size = 2 * plan.micro_batches;
+  c.training.micro_batch_size = plan.micro_batch_size;
+  c.training.global_batch_size = int64_t{plan.micro_batch_size} * plan.micro_batches;
   c.training.steps = plan.steps;
   c.training.seed = 5;
   c.data.sequence_length = 12;
@@ -107,11 +112,13 @@ inline Config grid_config(const GridPlan& plan) {
   c.optimizer.lr_decay_style = LrDecayStyle::kConstant;
   c.optimizer.lr_decay_steps = 100;
   c.optimizer.clip_grad = plan.clip;
+  c.optimizer.weight_decay = plan.weight_decay;
   c.device.threads = plan.threads;
   return c;
 }
 
 inline std::shared_ptr<const SampleSource> grid_data(const GridPlan& plan) {
+  if (plan.data) return plan.data;
   return std::make_shared<InventedSource>(12, plan.model.vocabulary_size, 4096);
 }
 
@@ -144,6 +151,7 @@ inline GridResult run_grid(const GridPlan& plan) {
                                                     *communicators[i], data, nullptr);
           ranks[i]->allocate();
           ranks[i]->initialize_random();
+          if (plan.prepare) plan.prepare(*ranks[i], r);
           ranks[i]->run(1, plan.steps, nullptr);
         } catch (const std::exception& error) {
           errors[i] = std::current_exception();
@@ -159,6 +167,9 @@ inline GridResult run_grid(const GridPlan& plan) {
       if (r == 0) result.steps.push_back(step);
     }
   for (int r = 0; r < world; ++r) collect(*ranks[static_cast<size_t>(r)], r, plan, result);
+  for (auto& rank : ranks)
+    for (const PartTensor& t : rank->checkpoint_tensors())
+      result.state[t.name] = {t.values.begin(), t.values.end()};
   result.plan = ranks[0]->problem().hash();
   return result;
 }
