@@ -217,7 +217,14 @@ void TrainingJob::record_chunk(int64_t first, int count) {
       pending_ = m;
     }
     note_skip(result, first + i);
-    state_.complete(first + i, result);
+    try {
+      state_.complete(first + i, result);
+    } catch (const RunError&) {
+      // All ranks are here. None brings the job down before rank 0 has written what it knows of this step.
+      if (pending_) publish(*pending_);
+      world_.barrier();
+      throw;
+    }
   }
 }
 

@@ -73,8 +73,9 @@ void TrainingState::save(const std::filesystem::path& root) {
 
 void TrainingState::complete(int64_t step, const StepResult& result) {
   step_ = step;
+  if (result.valid_tokens == 0) return;  // says nothing of whether the numbers have gone wrong
   consecutive_skips_ = result.skipped ? consecutive_skips_ + 1 : 0;
-  if (result.valid_tokens > 0 && consecutive_skips_ >= config_.optimizer.max_consecutive_skips)
+  if (consecutive_skips_ >= config_.optimizer.max_consecutive_skips)
     run_error(
         "loss or gradient norm was not finite in {} steps in a row, the last being step {} (norm {}); none "
         "of "

@@ -2,6 +2,7 @@
 // one run.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 #include <mutex>
 
@@ -223,10 +224,46 @@ TEST(Resume, NonFiniteStepsEndTheJobAndKeepTheLastGoodCheckpoint) {
         << error.what();
   }
   EXPECT_EQ(state_of(folder / "run").tensors, good.tensors);
+  const auto metrics = read_metrics(RunFiles(folder / "run").metrics);
+  ASSERT_EQ(metrics.size(), 5u);
+  for (const StepMetrics& m : metrics) EXPECT_EQ(m.skipped, m.step > 2);
   plan.prepare = nullptr;
   run_job(plan, 4, folder / "run", true, data);
   run_job(plan, 4, folder / "whole", false, data);
   EXPECT_EQ(state_of(folder / "run"), state_of(folder / "whole"));
+}
+
+// No labels in the first `samples`.
+class LabelsLater : public testing::InventedSource {
+ public:
+  LabelsLater(int64_t vocabulary, int64_t samples)
+      : InventedSource(12, vocabulary, 4096), samples_(samples) {}
+  void fetch(int64_t index, Sample& s) const override {
+    InventedSource::fetch(index, s);
+    if (index >= samples_) return;
+    std::fill(s.labels.begin(), s.labels.end(), kIgnoredLabel);
+    s.valid_tokens = 0;
+  }
+
+ private:
+  int64_t samples_;
+};
+
+TEST(Resume, StepsWithoutLabelsAreNotCountedAsNonFinite) {
+  const TestFolder folder;
+  GridPlan plan;
+  const auto data = std::make_shared<LabelsLater>(plan.model.vocabulary_size, 2 * 8);
+  plan.prepare = [](TrainingRank& rank, int) {
+    const std::string name = rank.model().layer(1).parameters().front().name;
+    const_cast<float*>(rank.parameter(name))[0] = std::numeric_limits<float>::infinity();
+  };
+  try {
+    run_job(plan, 50, folder / "run", false, data);
+    FAIL() << "it went on";
+  } catch (const RunError& error) {
+    EXPECT_NE(std::string(error.what()).find("in 3 steps in a row, the last being step 5"), std::string::npos)
+        << error.what();
+  }
 }
 
 }  // namespace
