@@ -94,8 +94,7 @@ struct ByteSize {
 struct DeviceSection {
   DeviceKind kind = DeviceKind::kHost;
   int64_t threads = 0;
-  ByteSize memory_budget;                                                                   // 0: none
-  double host_to_device_gigabytes_per_second = 0, device_to_host_gigabytes_per_second = 0;  // 0: unthrottled
+  ByteSize memory_budget;  // 0: none
 };
 
 enum class ProgressStyle : uint8_t { kAuto, kLine, kBar };

@@ -286,15 +286,9 @@ std::vector<Field> describe(DeviceSection& c) {
       .at_least(0)
       .known_as({"num_threads", "omp_num_threads"});
   f.add("memory_budget", c.memory_budget,
-        "Most memory that a rank may take, in bytes or as \"20GiB\"; 0: no limit.")
+        "Most memory that a rank's buffers may take, in bytes or as \"20GiB\"; 0: no limit.")
       .at_least(0)
       .known_as({"max_memory", "memory"});
-  f.add("host_to_device_gigabytes_per_second", c.host_to_device_gigabytes_per_second,
-        "Speed given to copies from host to device memory, 10^9 bytes/s; 0: unthrottled.")
-      .at_least(0);
-  f.add("device_to_host_gigabytes_per_second", c.device_to_host_gigabytes_per_second,
-        "Speed given to copies from device to host memory, 10^9 bytes/s; 0: unthrottled.")
-      .at_least(0);
   return f.take();
 }
 

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/units.h"
 #include "comm/collectives.h"
 #include "schedule/check.h"
@@ -104,9 +105,12 @@ TrainingRank::TrainingRank(const Config& config, const ModelConfig& model, std::
 TrainingRank::~TrainingRank() = default;
 
 void TrainingRank::compare_digests() {
-  if (!all_equal(world_, problem_.hash()))
+  // Kernels of another instruction level round differently: replicas would drift apart.
+  const uint64_t plan = Hasher().add(problem_.hash()).add(kernels_->name()).value();
+  if (!all_equal(world_, plan))
     input_error(
-        "the ranks do not agree on the plan: start all of them with the same config, data and program");
+        "the ranks do not agree on the plan: start all of them with the same config, data and program, on "
+        "machines with the same vector instructions");
   // Element [r] of rank p's message is the digest of what p sends to r; r must expect the same.
   const int me = world_.rank();
   std::string mine;
