@@ -25,7 +25,7 @@ constexpr int kLongestChunk = 16;
 
 // What a rank knows of one step that rank 0 writes down.
 struct StepReport {
-  double end;  // on the common clock
+  double begin, end;  // on the common clock; `begin` is that of the whole chunk
   ExposedTime exposed;
 };
 
@@ -173,7 +173,8 @@ void TrainingJob::record_chunk(int64_t first, int count) {
   std::string mine;
   for (int i = 0; i < count; ++i) {
     results.push_back(rank_->take_result(first + i));
-    StepReport report{step_ends_[static_cast<size_t>(i) + 1], rank_->take_account(first + i).exposed};
+    StepReport report{step_ends_.front(), step_ends_[static_cast<size_t>(i) + 1],
+                      rank_->take_account(first + i).exposed};
     mine.append(reinterpret_cast<const char*>(&report), sizeof report);
   }
   const auto all = gather(world_, mine, 0);
@@ -183,7 +184,9 @@ void TrainingJob::record_chunk(int64_t first, int count) {
     return r;
   };
   const auto ranks = static_cast<double>(world_.size());
+  // Ranks enter a chunk at different moments; those that came first already wait.
   double begin = step_ends_.front();
+  for (size_t r = 0; r < all.size() && world_.rank() == 0; ++r) begin = std::min(begin, report(r, 0).begin);
   for (int i = 0; i < count; ++i) {
     const StepResult& result = results[static_cast<size_t>(i)];
     summary_.last_loss = result.loss;

@@ -108,7 +108,7 @@ TEST(PlaceMemory, AnyLegalOrderKeepsContentUntilItsLastReader) {
       Problem p = small_problem(4, stages, 2, 5, true, 2);
       p.activation = policy;
       const StepGraph graph = build_step_graph(p);
-      for (uint64_t seed = 0; seed < 20; ++seed) EXPECT_EQ(TaggedArenas(graph, seed).run(4), 0);
+      for (uint64_t seed = 0; seed < 8; ++seed) EXPECT_EQ(TaggedArenas(graph, seed).run(4), 0);
     }
 }
 
