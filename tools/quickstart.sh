@@ -2,7 +2,7 @@
 # From a clean clone to a trained model: installs what is missing, builds, makes a vocabulary and a dataset from a text
 # that comes as a distribution package, trains a small model as a two-stage pipeline, and shows what it learned.
 #
-#   tools/quickstart.sh            about ten minutes on two cores, five of them training
+#   tools/quickstart.sh            about eight minutes on two cores, half of them training
 #   STEPS=50 tools/quickstart.sh   fewer training steps
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "schedule/rank_writer.h"
 
 namespace trainer {
 namespace {
@@ -48,14 +49,12 @@ FoldPlan plan_folds(int count) {
 }
 
 // Writes the program of one rank.
-class StageWriter {
+class StageWriter : RankWriter {
  public:
   StageWriter(StepGraphBuilder& builder, const Problem& problem, int rank, const FoldPlan& folds)
-      : builder_(builder),
+      : RankWriter(builder, rank, problem.stage_of(rank)),
         problem_(problem),
         folds_(folds),
-        rank_(rank),
-        stage_(problem.stage_of(rank)),
         first_(problem.first_layer[static_cast<size_t>(stage_)]),
         last_(problem.first_layer[static_cast<size_t>(stage_) + 1] - 1) {
     make_state();
@@ -89,17 +88,6 @@ class StageWriter {
     return (m + 1) % (problem_.micro_batches / problem_.virtual_ranks) == 0;
   }
 
-  BufferId make(const std::string& name, int64_t bytes, Tier tier, bool persistent = false) {
-    Buffer b;
-    b.name = name;
-    b.bytes = bytes;
-    b.tier = tier;
-    b.rank = static_cast<int16_t>(rank_);
-    b.device = 0;
-    b.persistent = persistent;
-    return builder_.add_buffer(std::move(b));
-  }
-
   void make_state() {
     const Tier weights_tier = problem_.element_bytes == 4 ? Tier::kLong : Tier::kMedium;
     int64_t temporary = 0;
@@ -124,20 +112,6 @@ class StageWriter {
     if (problem_.workspace_bytes > 0) make("workspace", problem_.workspace_bytes, Tier::kShort, true);
     if (last_stage() && !problem_.forward_only)
       loss_ = make("loss", 16 * problem_.virtual_ranks, Tier::kMedium);
-  }
-
-  Task task(TaskKind kind, LaneKind lane, int m, int l) const {
-    Task t;
-    t.kind = kind;
-    t.lane = builder_.lane(rank_, lane);
-    t.at.rank = static_cast<int16_t>(rank_);
-    t.at.device = 0;
-    t.at.phase = 0;
-    t.at.stage = static_cast<int16_t>(stage_);
-    t.at.micro_batch = static_cast<int16_t>(m);
-    t.at.layer_begin = static_cast<int16_t>(l);
-    t.at.layer_end = static_cast<int16_t>(l < 0 ? -1 : l + 1);
-    return t;
   }
 
   int64_t boundary_bytes(bool forward) const {
@@ -246,10 +220,9 @@ class StageWriter {
     }
   }
 
-  StepGraphBuilder& builder_;
   const Problem& problem_;
   const FoldPlan& folds_;
-  int rank_, stage_, first_, last_;
+  int first_, last_;
   std::map<int, BufferId> weights_;
   std::map<int, std::vector<BufferId>> gradients_;  // [layer][level]
   BufferId shared_weights_ = kNone, temporary_ = kNone, loss_ = kNone;

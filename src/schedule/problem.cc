@@ -37,7 +37,8 @@ uint64_t Problem::hash() const {
 std::vector<int64_t> even_stage_layers(int64_t layers, int64_t stages) {
   if (layers < stages)
     input_error(
-        "key 'parallel.pipeline_parallel_size': {} stages, but the model has {} transformer layers; every stage needs "
+        "key 'parallel.pipeline_parallel_size': {} stages, but the model has {} transformer layers; every "
+        "stage needs "
         "one, so use at most {} stages",
         stages, layers, layers);
   std::vector<int64_t> counts(static_cast<size_t>(stages), layers / stages);
@@ -49,7 +50,8 @@ std::vector<int> first_layers(const std::vector<int64_t>& stage_layers) {
   std::vector<int> first{0};
   int64_t next = 1;  // layer 0 is the embedding
   for (int64_t count : stage_layers) {
-    if (count < 1) input_error("key 'parallel.stage_layers': every stage needs at least one layer, found {}", count);
+    if (count < 1)
+      input_error("key 'parallel.stage_layers': every stage needs at least one layer, found {}", count);
     next += count;
     first.push_back(static_cast<int>(next));
   }

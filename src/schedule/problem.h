@@ -38,12 +38,12 @@ struct Problem {
   uint64_t hash() const;
 };
 
-// Transformer layers of each of `stages` stages: as even as can be, the larger ones first (30 over 4: 8, 8, 7, 7). Throws
-// InputError when there are fewer layers than stages.
+// Transformer layers of each of `stages` stages: as even as can be, the larger ones first (30 over 4: 8, 8,
+// 7, 7). Throws InputError when there are fewer layers than stages.
 std::vector<int64_t> even_stage_layers(int64_t layers, int64_t stages);
 
-// Problem::first_layer for these transformer layers per stage; embedding and head ride with the first and last stage.
-// Throws InputError for a stage without layers.
+// Problem::first_layer for these transformer layers per stage; embedding and head ride with the first and
+// last stage. Throws InputError for a stage without layers.
 std::vector<int> first_layers(const std::vector<int64_t>& stage_layers);
 
 // Number of warm-up forwards of a stage in non-interleaved 1F1B.

@@ -1,6 +1,7 @@
 #include <map>
 
 #include "schedule/passes.h"
+#include "schedule/rank_writer.h"
 
 namespace trainer {
 namespace {
@@ -34,14 +35,10 @@ std::map<int, RankState> collect(const StepGraphBuilder& builder) {
   return ranks;
 }
 
-class StepEndWriter {
+class StepEndWriter : RankWriter {
  public:
   StepEndWriter(StepGraphBuilder& builder, const Problem& problem, int rank, RankState state)
-      : builder_(builder),
-        problem_(problem),
-        rank_(rank),
-        stage_(problem.stage_of(rank)),
-        state_(std::move(state)) {}
+      : RankWriter(builder, rank, problem.stage_of(rank)), problem_(problem), state_(std::move(state)) {}
 
   void write() {
     for (auto it = state_.gradients.rbegin(); it != state_.gradients.rend(); ++it)
@@ -56,35 +53,16 @@ class StepEndWriter {
  private:
   bool tied_copy() const { return state_.shared_gradient != kNone && stage_ > 0; }
 
-  Task task(TaskKind kind, LaneKind lane, int layer) const {
-    Task t;
-    t.kind = kind;
-    t.lane = builder_.lane(rank_, lane);
-    t.at.rank = static_cast<int16_t>(rank_);
-    t.at.device = 0;
-    t.at.phase = 0;
-    t.at.stage = static_cast<int16_t>(stage_);
-    t.at.layer_begin = static_cast<int16_t>(layer);
-    t.at.layer_end = static_cast<int16_t>(layer < 0 ? -1 : layer + 1);
-    // One batch at the step's end is what this pass means: nothing starts under the backward pass.
+  // One batch at the step's end is what this pass means: nothing starts under the backward pass.
+  Task step_end_task(TaskKind kind, LaneKind lane, int layer) const {
+    Task t = task(kind, lane, -1, layer);
     t.after.push_back({state_.last_backward, 0});
     return t;
   }
 
-  BufferId make(const std::string& name, int64_t bytes, Tier tier, bool persistent) {
-    Buffer b;
-    b.name = name;
-    b.bytes = bytes;
-    b.tier = tier;
-    b.rank = static_cast<int16_t>(rank_);
-    b.device = 0;
-    b.persistent = persistent;
-    return builder_.add_buffer(std::move(b));
-  }
-
   void sync(int layer, BufferId gradient, CommunicatorId communicator) {
     if (staging_ == kNone) staging_ = make("gradient exchange", kStagingBytes, Tier::kShort, true);
-    Task t = task(TaskKind::kGradSync, LaneKind::kCollective, layer);
+    Task t = step_end_task(TaskKind::kGradSync, LaneKind::kCollective, layer);
     t.communicator = communicator;
     t.bytes = builder_.buffer(gradient).bytes;
     t.uses = {{gradient, Access::kAccumulate, Role::kGradient}, {staging_, Access::kWrite, Role::kTemporary}};
@@ -102,7 +80,7 @@ class StepEndWriter {
   void tie_gradients() {
     if (!problem_.tied()) return;
     if (problem_.stages == 1) {
-      Task t = task(TaskKind::kGradFold, LaneKind::kCompute, 0);
+      Task t = step_end_task(TaskKind::kGradFold, LaneKind::kCompute, 0);
       t.uses = {{state_.gradients.at(0), Access::kAccumulate, Role::kGradient},
                 {state_.shared_gradient, Access::kRead, Role::kInput}};
       builder_.append(std::move(t));
@@ -120,15 +98,15 @@ class StepEndWriter {
     for (const auto& [layer, gradient] : state_.gradients)
       doubles += builder_.buffer(gradient).bytes / 4 / kNormBlock + kTensorsPerLayer;
     const BufferId norms = make("squares of gradients", doubles * 8, Tier::kShort, false);
-    Task squares = task(TaskKind::kGradNorm, LaneKind::kCompute, -1);
+    Task squares = step_end_task(TaskKind::kGradNorm, LaneKind::kCompute, -1);
     squares.uses.push_back({norms, Access::kWrite, Role::kNorms});
     for (const auto& [layer, gradient] : state_.gradients)
       squares.uses.push_back({gradient, Access::kRead, Role::kGradient, static_cast<int16_t>(layer)});
     builder_.append(std::move(squares));
 
     const BufferId control = make("step control", 64, Tier::kShort, false);
-    Task exchange =
-        task(TaskKind::kNormSync, problem_.world_size() > 1 ? LaneKind::kCollective : LaneKind::kCompute, -1);
+    Task exchange = step_end_task(TaskKind::kNormSync,
+                                  problem_.world_size() > 1 ? LaneKind::kCollective : LaneKind::kCompute, -1);
     exchange.communicator = kWorld;
     exchange.uses = {{norms, Access::kRead, Role::kNorms}, {control, Access::kWrite, Role::kControl}};
     if (state_.loss != kNone) exchange.uses.push_back({state_.loss, Access::kRead, Role::kLoss});
@@ -141,7 +119,7 @@ class StepEndWriter {
     const int64_t bytes = problem_.layers[static_cast<size_t>(layer)].parameters * 4;
     const bool separate = problem_.element_bytes != 4;
     const BufferId master = separate ? make("master " + name, bytes, Tier::kLong, true) : weights;
-    Task t = task(TaskKind::kUpdateShard, LaneKind::kCompute, layer);
+    Task t = step_end_task(TaskKind::kUpdateShard, LaneKind::kCompute, layer);
     t.predicate = control;
     t.uses = {{gradient, Access::kRead, Role::kGradient},
               {control, Access::kRead, Role::kControl},
@@ -150,7 +128,7 @@ class StepEndWriter {
               {make("moment2 " + name, bytes, Tier::kLong, true), Access::kAccumulate, Role::kMoment2}};
     builder_.append(std::move(t));
     if (!separate) return;
-    Task refresh = task(TaskKind::kPrefetchWeights, LaneKind::kCompute, layer);
+    Task refresh = step_end_task(TaskKind::kPrefetchWeights, LaneKind::kCompute, layer);
     refresh.predicate = control;
     refresh.uses = {{master, Access::kRead, Role::kMaster},
                     {weights, Access::kWrite, Role::kWeights},
@@ -158,9 +136,7 @@ class StepEndWriter {
     builder_.append(std::move(refresh));
   }
 
-  StepGraphBuilder& builder_;
   const Problem& problem_;
-  int rank_, stage_;
   RankState state_;
   BufferId staging_ = kNone;
 };
