@@ -140,8 +140,8 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
                                         config.run.directory, gemm_rate);
   });
   job->prepare(arguments.resume);
-  std::signal(SIGTERM, handle_signal);
-  std::signal(SIGINT, handle_signal);
+  // SIGUSR1 is what mpirun passes on to its ranks; SIGTERM and SIGINT to mpirun leave them too little time.
+  for (int signal : {SIGTERM, SIGINT, SIGUSR1}) std::signal(signal, handle_signal);
   const JobSummary s = job->train();
   if (mpi.rank() == 0) {
     const RunFiles files(config.run.directory);
