@@ -44,7 +44,6 @@ class Dispatcher {
 
   // After this, next() rethrows on every lane.
   void poison(std::exception_ptr error) { poison_ = error; }
-  bool poisoned() const { return poison_ != nullptr; }
 
   // Tasks that are next on their lane and what each still waits for: the text of a deadlock report.
   std::string blocked() const;

@@ -168,15 +168,6 @@ TaskId StepGraphBuilder::insert_before(TaskId position, Task task) {
   return id;
 }
 
-TaskId StepGraphBuilder::insert_after(TaskId position, Task task) {
-  const auto at = std::find(graph_.sequence.begin(), graph_.sequence.end(), position);
-  require(at != graph_.sequence.end(), "task {} is not in the program", position);
-  graph_.tasks.push_back(std::move(task));
-  const auto id = static_cast<TaskId>(graph_.tasks.size() - 1);
-  graph_.sequence.insert(at + 1, id);
-  return id;
-}
-
 LaneId StepGraphBuilder::lane(int rank, LaneKind kind, int device) {
   for (size_t i = 0; i < graph_.lanes.size(); ++i) {
     const Lane& known = graph_.lanes[i];

@@ -145,10 +145,9 @@ class StepGraphBuilder {
  public:
   LaneId add_lane(Lane lane);
   BufferId add_buffer(Buffer buffer);
-  // Appends at the end of the program, or before/after a task already in it.
+  // Appends at the end of the program, or before a task already in it.
   TaskId append(Task task);
   TaskId insert_before(TaskId position, Task task);
-  TaskId insert_after(TaskId position, Task task);
 
   Task& task(TaskId id) { return graph_.tasks[static_cast<size_t>(id)]; }
   Buffer& buffer(BufferId id) { return graph_.buffers[static_cast<size_t>(id)]; }
