@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/json.h"
-#include "runtime/timeline.h"
+#include "schedule/timeline.h"
 
 namespace trainer {
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "runtime/timeline.h"
+#include "schedule/timeline.h"
 
 namespace trainer::report {
 

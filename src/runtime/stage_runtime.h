@@ -6,7 +6,7 @@
 
 #include "runtime/clock.h"
 #include "runtime/kernel_binder.h"
-#include "runtime/timeline.h"
+#include "schedule/timeline.h"
 #include "runtime/waiting.h"
 
 namespace trainer {

@@ -7,7 +7,7 @@
 #include <map>
 #include <mutex>
 
-#include "runtime/timeline.h"
+#include "schedule/timeline.h"
 #include "schedule/step_graph.h"
 
 namespace trainer {
