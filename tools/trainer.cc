@@ -8,6 +8,7 @@
 #include "app/eval.h"
 #include "app/generate.h"
 #include "app/report.h"
+#include "app/study.h"
 #include "app/tokenize.h"
 #include "app/train.h"
 #include "app/version.h"
@@ -29,6 +30,7 @@ constexpr Entry kCommands[] = {
     {"tokenize", trainer::tokenize_command, "text to a dataset; train a vocabulary"},
     {"convert", trainer::convert_command, "run, checkpoint or model to a Hugging Face folder"},
     {"report", trainer::report_command, "write report.html of a run directory again"},
+    {"study", trainer::study_command, "published figures beside ours"},
     {"schema", trainer::schema_command, "print the JSON Schema of the config"},
     {"version", trainer::version_command, "version, libraries and processor"},
 };

@@ -1,0 +1,158 @@
+#include "app/study.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "app/command.h"
+#include "app/options.h"
+#include "base/file.h"
+#include "base/json.h"
+
+namespace trainer {
+namespace {
+
+constexpr StudyEntry kStudies[] = {
+    {"sppo", "SPPO's boundary sets, limits and examples", sppo_study},
+};
+
+std::string usage() {
+  std::string text = R"(usage: trainer study NAME [options]
+
+Makes the figures of a published system again and prints them beside the published ones.
+
+  --json FILE              one array of {table, row, published, ours, error}
+  --markdown FILE          the tables as a document, deviations listed
+
+Studies:
+
+)";
+  for (const StudyEntry& entry : studies()) text += fmt::format("  {:<24} {}\n", entry.name, entry.summary);
+  return text;
+}
+
+std::string text_of(const StudyValue& value) {
+  if (const auto* number = std::get_if<double>(&value)) return fmt::format("{:.6g}", *number);
+  if (const auto* text = std::get_if<std::string>(&value)) return *text;
+  return "-";
+}
+
+std::string text_of_error(const StudyRow& row) {
+  const auto error = row.error();
+  if (!error) return "-";
+  switch (row.measure) {
+    case StudyError::kDifference:
+      return fmt::format("{:+.3g}", *error);
+    case StudyError::kRelative:
+      return fmt::format("{:+.2f} %", 100 * *error);
+    case StudyError::kEqual:
+      return *error == 0 ? "equal" : "differs";
+  }
+  return "-";
+}
+
+Json json_of(const StudyValue& value) {
+  if (const auto* number = std::get_if<double>(&value)) return *number;
+  if (const auto* text = std::get_if<std::string>(&value)) return *text;
+  return nullptr;
+}
+
+std::string title_of(const StudyRow& row) { return row.unit.empty() ? row.row : row.row + ", " + row.unit; }
+
+void print(const Study& study) {
+  size_t width = 3, value = 9;
+  for (const StudyRow& row : study.rows) {
+    width = std::max(width, title_of(row).size());
+    value = std::max({value, text_of(row.published).size(), text_of(row.ours).size()});
+  }
+  std::string table;
+  for (const StudyRow& row : study.rows) {
+    if (row.table != table) {
+      table = row.table;
+      fmt::print("\n{}\n", table);
+      fmt::print("  {:<{}} {:>{}} {:>{}} {:>10}\n", "", width, "published", value, "ours", value, "error");
+    }
+    fmt::print("  {:<{}} {:>{}} {:>{}} {:>10}\n", title_of(row), width, text_of(row.published), value,
+               text_of(row.ours), value, text_of_error(row));
+    if (!row.note.empty()) fmt::print("    {}\n", row.note);
+  }
+  for (const std::string& sentence : study.assumptions) fmt::print("\n{}\n", sentence);
+}
+
+const StudyEntry& find_study(const std::string& name) {
+  std::vector<std::string> names;
+  for (const StudyEntry& entry : studies()) {
+    if (name == entry.name) return entry;
+    names.emplace_back(entry.name);
+  }
+  const std::string near = nearest_name(name, names);
+  input_error("there is no study '{}'{}", name,
+              near.empty() ? "; 'trainer study --help' lists them" : "; did you mean '" + near + "'?");
+}
+
+}  // namespace
+
+std::optional<double> StudyRow::error() const {
+  if (measure == StudyError::kEqual) {
+    if (published.index() == 0 || ours.index() == 0) return std::nullopt;
+    return published == ours ? 0 : 1;
+  }
+  const auto *theirs = std::get_if<double>(&published), *mine = std::get_if<double>(&ours);
+  if (!theirs || !mine) return std::nullopt;
+  return measure == StudyError::kDifference ? *mine - *theirs : *mine / *theirs - 1;
+}
+
+std::span<const StudyEntry> studies() { return kStudies; }
+
+std::string study_json(const Study& study) {
+  Json rows = Json::array();
+  for (const StudyRow& row : study.rows) {
+    Json one = {{"table", row.table},
+                {"row", row.row},
+                {"published", json_of(row.published)},
+                {"ours", json_of(row.ours)},
+                {"error", nullptr}};
+    if (const auto error = row.error()) one["error"] = *error;
+    if (!row.unit.empty()) one["unit"] = row.unit;
+    if (!row.note.empty()) one["note"] = row.note;
+    rows.push_back(std::move(one));
+  }
+  return rows.dump(2) + "\n";
+}
+
+std::string study_markdown(const Study& study, const std::string& command) {
+  std::string text = fmt::format("# {}\n\nMade by `{}`.\n", study.title, command);
+  std::string table;
+  for (const StudyRow& row : study.rows) {
+    if (row.table != table) {
+      table = row.table;
+      text += fmt::format("\n## {}\n\n| | published | ours | error |\n|---|---:|---:|---:|\n", table);
+    }
+    text += fmt::format("| {} | {} | {} | {} |\n", title_of(row), text_of(row.published), text_of(row.ours),
+                        text_of_error(row));
+  }
+  text += "\n## Deviations\n\n";
+  const auto deviates = [](const StudyRow& row) { return !row.note.empty(); };
+  if (std::none_of(study.rows.begin(), study.rows.end(), deviates)) text += "None.\n";
+  for (const StudyRow& row : study.rows)
+    if (deviates(row)) text += fmt::format("- {}, {}: {}\n", row.table, row.row, row.note);
+  if (!study.assumptions.empty()) text += "\n## Assumptions\n\n";
+  for (const std::string& sentence : study.assumptions) text += fmt::format("- {}\n", sentence);
+  return text;
+}
+
+int study_command(std::span<const std::string> words) {
+  const std::string help = usage();
+  return run_command({"study", help.c_str()}, words, [&] {
+    if (words[0].starts_with("-")) input_error("the first argument names the study; found '{}'", words[0]);
+    const StudyEntry& entry = find_study(words[0]);
+    const Options options(words.subspan(1), {"--json", "--markdown"}, {});
+    const Study study = entry.run();
+    print(study);
+    if (const auto file = options.find("--json")) write_file_atomically(*file, study_json(study));
+    if (const auto file = options.find("--markdown"))
+      write_file_atomically(*file, study_markdown(study, fmt::format("trainer study {}", entry.name)));
+  });
+}
+
+}  // namespace trainer

@@ -1,0 +1,57 @@
+// `trainer study NAME`: published figures beside ours, made again by one command.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace trainer {
+
+// A number, or a text such as a set of segments; empty: there is none.
+using StudyValue = std::variant<std::monostate, double, std::string>;
+
+enum class StudyError {
+  kDifference,  // ours - published, in the unit of both (percentages: points)
+  kRelative,    // ours / published - 1
+  kEqual        // texts: 0 when equal, else 1
+};
+
+struct StudyRow {
+  std::string table, row;
+  StudyValue published, ours;
+  StudyError measure = StudyError::kRelative;
+  std::string unit;  // "%", "ms", "GB"; "" for texts and plain numbers
+  std::string note;  // why ours differs; such rows are listed as deviations
+
+  // Empty where a value is missing.
+  std::optional<double> error() const;
+};
+
+struct Study {
+  std::string title;
+  std::vector<std::string> assumptions;  // sentences, said below the tables
+  std::vector<StudyRow> rows;            // rows of one table stand together
+};
+
+struct StudyEntry {
+  const char* name;
+  const char* summary;
+  Study (*run)();
+};
+
+// Each has a line in the list of study.cc.
+Study sppo_study();
+
+std::span<const StudyEntry> studies();
+
+// One JSON array of {table, row, published, ours, error, unit, note}.
+std::string study_json(const Study& study);
+// `command` is what made it.
+std::string study_markdown(const Study& study, const std::string& command);
+
+// `trainer study NAME --json FILE --markdown FILE`. Returns the exit code.
+int study_command(std::span<const std::string> arguments);
+
+}  // namespace trainer
