@@ -20,6 +20,7 @@ struct Segment {
 // Segments follow each other in rank order, are about equally long, and begin at multiples of 16 elements (64
 // bytes of float); some ranks own nothing when there are too few elements.
 Segment owned_segment(size_t count, int size, int rank);
+std::vector<Segment> owned_segments(size_t count, int size);
 
 // A non-blocking collective uses the tags `tag` and `tag + 1`. Two that are under way on one communicator at
 // the same time need different tags; the same tags may be used again as soon as the caller's own request is
@@ -28,25 +29,36 @@ inline constexpr int kCollectiveTags = 2;
 // Tags from here on belong to the blocking helpers below; callers use smaller ones.
 inline constexpr int kFirstReservedTag = 1 << 24;
 
-// Floats of staging that a sum with this chunk needs on every rank. More than the longest segment is never
-// needed.
+// The collectives take `segments`: one per rank, by rank, following each other from element 0, the same on
+// all ranks; of any length, none included, and any alignment. They are copied. The forms with a `count` use
+// the owned segments of that many elements.
+
+// Floats of staging that a sum with this chunk needs on every rank. A chunk longer than the longest segment
+// needs no more than one of that length.
+size_t staging_count(std::span<const Segment> segments, size_t chunk);
 size_t staging_count(size_t count, int size, size_t chunk);
 
 // The sum over ranks, at every rank, in place: data[i] becomes the sum of all ranks' data[i]. Each element is
 // summed once, at the rank that owns its segment, by a fixed binary tree over the rank index,
 //   T(lo, hi) = T(lo, mid) + T(mid, hi),  mid = lo + largest power of two below hi - lo,
 // so the bits depend on the number of ranks alone: not on timing, chunk, backend, or whether the two halves
-// below are used instead. `chunk` (elements, at least 1) is the longest message; it must be the same on all
-// ranks, as must `count`. `data` and `staging` (at least staging_count elements) belong to the request until
+// below are used instead, nor on who owns what. `chunk` (elements, at least 1, the same on all ranks) is the
+// longest message. `data` and `staging` (at least staging_count elements) belong to the request until
 // it is complete. With one rank nothing happens.
+RequestPtr all_reduce_sum(Communicator& communicator, float* data, std::span<const Segment> segments,
+                          size_t chunk, std::span<float> staging, int tag);
 RequestPtr all_reduce_sum(Communicator& communicator, float* data, size_t count, size_t chunk,
                           std::span<float> staging, int tag);
 
 // Its first half: afterwards the rank's own segment of `data` holds the sums and the rest is as it was.
+RequestPtr reduce_scatter_sum(Communicator& communicator, float* data, std::span<const Segment> segments,
+                              size_t chunk, std::span<float> staging, int tag);
 RequestPtr reduce_scatter_sum(Communicator& communicator, float* data, size_t count, size_t chunk,
                               std::span<float> staging, int tag);
 
 // Its second half, for elements of any size: every rank's own segment is copied to all other ranks.
+RequestPtr all_gather(Communicator& communicator, void* data, std::span<const Segment> segments,
+                      size_t element_bytes, size_t chunk, int tag);
 RequestPtr all_gather(Communicator& communicator, void* data, size_t count, size_t element_bytes,
                       size_t chunk, int tag);
 

@@ -1,4 +1,4 @@
-// The non-blocking collectives: reduce-scatter and all-gather over owned segments, chunk by chunk.
+// The non-blocking collectives: reduce-scatter and all-gather over one segment per rank, chunk by chunk.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -13,9 +13,9 @@ constexpr size_t kUnit = 16;     // elements; segments begin at multiples of it
 constexpr size_t kSlots = 2;     // chunks whose contributions may be under way at once
 constexpr size_t kBlock = 4096;  // elements summed while in the first-level cache
 
-size_t longest_segment(size_t count, int size) {
+size_t longest_segment(std::span<const Segment> segments) {
   size_t longest = 0;
-  for (int rank = 0; rank < size; ++rank) longest = std::max(longest, owned_segment(count, size, rank).count);
+  for (const Segment& segment : segments) longest = std::max(longest, segment.count);
   return longest;
 }
 
@@ -47,8 +47,9 @@ struct Halves {
 // messages of one tag between two ranks match.
 class SegmentedCollective : public Request {
  public:
-  SegmentedCollective(Communicator& communicator, Halves halves, void* data, size_t count,
-                      size_t element_bytes, size_t chunk, std::span<float> staging, int tag)
+  SegmentedCollective(Communicator& communicator, Halves halves, void* data,
+                      std::span<const Segment> segments, size_t element_bytes, size_t chunk,
+                      std::span<float> staging, int tag)
       : communicator_(communicator),
         halves_(halves),
         data_(static_cast<std::byte*>(data)),
@@ -56,14 +57,22 @@ class SegmentedCollective : public Request {
         staging_(staging),
         tag_(tag),
         rank_(communicator.rank()),
-        size_(communicator.size()) {
+        size_(communicator.size()),
+        segments_(segments.begin(), segments.end()) {
     require(chunk >= 1, "a collective with a chunk of 0 elements");
-    const size_t longest = longest_segment(count, size_);
+    require(segments.size() == static_cast<size_t>(size_), "{} segments for {} ranks", segments.size(),
+            size_);
+    size_t end = 0;
+    for (const Segment& segment : segments_) {
+      require(segment.begin == end, "a segment begins at {}, the one before it ends at {}", segment.begin,
+              end);
+      end += segment.count;
+    }
+    const size_t longest = longest_segment(segments_);
     chunk_ = std::min(chunk, std::max<size_t>(longest, 1));
     if (size_ > 1) chunks_ = (longest + chunk_ - 1) / chunk_;
-    require(!halves.reduce || staging.size() >= staging_count(count, size_, chunk),
-            "a sum of {} elements over {} ranks has {} elements of staging", count, size_, staging.size());
-    for (int rank = 0; rank < size_; ++rank) segments_.push_back(owned_segment(count, size_, rank));
+    require(!halves.reduce || staging.size() >= staging_count(segments, chunk),
+            "a sum of {} elements over {} ranks has {} elements of staging", end, size_, staging.size());
   }
 
   bool test() override {
@@ -155,8 +164,8 @@ class SegmentedCollective : public Request {
   const size_t element_bytes_;
   const std::span<float> staging_;  // [slot, peer, chunk]
   const int tag_, rank_, size_;
+  const std::vector<Segment> segments_;  // by rank
   size_t chunk_ = 0, chunks_ = 0;
-  std::vector<Segment> segments_;  // by rank
   // Chunks that have gone through each arrow.
   size_t posted_ = 0, sent_ = 0, received_ = 0;
   RequestList incoming_[kSlots], outgoing_[kSlots];  // contributions
@@ -173,8 +182,18 @@ Segment owned_segment(size_t count, int size, int rank) {
   return {bound(rank), bound(rank + 1) - bound(rank)};
 }
 
+std::vector<Segment> owned_segments(size_t count, int size) {
+  std::vector<Segment> segments;
+  for (int rank = 0; rank < size; ++rank) segments.push_back(owned_segment(count, size, rank));
+  return segments;
+}
+
+size_t staging_count(std::span<const Segment> segments, size_t chunk) {
+  return kSlots * (segments.size() - 1) * std::min(chunk, longest_segment(segments));
+}
+
 size_t staging_count(size_t count, int size, size_t chunk) {
-  return kSlots * static_cast<size_t>(size - 1) * std::min(chunk, longest_segment(count, size));
+  return staging_count(owned_segments(count, size), chunk);
 }
 
 void tree_sum(std::span<float* const> terms, size_t count) {
@@ -186,22 +205,39 @@ void tree_sum(std::span<float* const> terms, size_t count) {
         add(terms[i] + begin, terms[i + distance] + begin, std::min(kBlock, count - begin));
 }
 
+RequestPtr all_reduce_sum(Communicator& communicator, float* data, std::span<const Segment> segments,
+                          size_t chunk, std::span<float> staging, int tag) {
+  return std::make_unique<SegmentedCollective>(communicator, Halves{.reduce = true, .gather = true}, data,
+                                               segments, sizeof(float), chunk, staging, tag);
+}
+
+RequestPtr reduce_scatter_sum(Communicator& communicator, float* data, std::span<const Segment> segments,
+                              size_t chunk, std::span<float> staging, int tag) {
+  return std::make_unique<SegmentedCollective>(communicator, Halves{.reduce = true, .gather = false}, data,
+                                               segments, sizeof(float), chunk, staging, tag);
+}
+
+RequestPtr all_gather(Communicator& communicator, void* data, std::span<const Segment> segments,
+                      size_t element_bytes, size_t chunk, int tag) {
+  return std::make_unique<SegmentedCollective>(communicator, Halves{.reduce = false, .gather = true}, data,
+                                               segments, element_bytes, chunk, std::span<float>{}, tag);
+}
+
 RequestPtr all_reduce_sum(Communicator& communicator, float* data, size_t count, size_t chunk,
                           std::span<float> staging, int tag) {
-  return std::make_unique<SegmentedCollective>(communicator, Halves{.reduce = true, .gather = true}, data,
-                                               count, sizeof(float), chunk, staging, tag);
+  return all_reduce_sum(communicator, data, owned_segments(count, communicator.size()), chunk, staging, tag);
 }
 
 RequestPtr reduce_scatter_sum(Communicator& communicator, float* data, size_t count, size_t chunk,
                               std::span<float> staging, int tag) {
-  return std::make_unique<SegmentedCollective>(communicator, Halves{.reduce = true, .gather = false}, data,
-                                               count, sizeof(float), chunk, staging, tag);
+  return reduce_scatter_sum(communicator, data, owned_segments(count, communicator.size()), chunk, staging,
+                            tag);
 }
 
 RequestPtr all_gather(Communicator& communicator, void* data, size_t count, size_t element_bytes,
                       size_t chunk, int tag) {
-  return std::make_unique<SegmentedCollective>(communicator, Halves{.reduce = false, .gather = true}, data,
-                                               count, element_bytes, chunk, std::span<float>{}, tag);
+  return all_gather(communicator, data, owned_segments(count, communicator.size()), element_bytes, chunk,
+                    tag);
 }
 
 }  // namespace trainer

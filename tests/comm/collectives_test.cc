@@ -142,6 +142,50 @@ TEST(Collectives, HalvesEqualTheWhole) {
   }
 }
 
+// Segments of any length, none included, at any alignment: the same bits, at the ranks that own them.
+TEST(Collectives, SegmentsGivenByTheCaller) {
+  const std::vector<std::vector<size_t>> cases = {
+      {0}, {37}, {0, 5}, {5, 0}, {1, 1003}, {7, 0, 90}, {0, 0, 0}, {3, 500, 1, 0, 13}, {0, 0, 0, 0, 1, 2}};
+  for (const auto& lengths : cases)
+    for (const size_t chunk : {size_t{1}, size_t{9}, size_t{4096}}) {
+      std::vector<Segment> segments;
+      size_t count = 0;
+      for (const size_t length : lengths) {
+        segments.push_back({count, length});
+        count += length;
+      }
+      if (chunk == 1 && count > 100) continue;
+      const auto size = static_cast<int>(lengths.size());
+      const auto inputs = inputs_of(size, count);
+      const auto want = oracle(inputs);
+      Ranks ranks = make_in_process_group(size, {Delivery::kRendezvous, {}});
+      on_threads(ranks, [&](Communicator& world) {
+        const auto rank = static_cast<size_t>(world.rank());
+        auto whole = inputs[rank], halves = inputs[rank];
+        std::vector<float> staging(staging_count(segments, chunk));
+        wait(*all_reduce_sum(world, whole.data(), segments, chunk, staging, 0));
+        expect_same_bits(whole, want, "whole");
+        auto request = reduce_scatter_sum(world, halves.data(), std::vector(segments), chunk, staging, 0);
+        wait(*request);
+        const Segment own = segments[rank];
+        for (size_t i = 0; i < count; ++i) {
+          const bool mine = i >= own.begin && i < own.begin + own.count;
+          ASSERT_EQ(halves[i], mine ? want[i] : inputs[rank][i]);
+        }
+        wait(*all_gather(world, halves.data(), segments, sizeof(float), chunk, 0));
+        expect_same_bits(halves, want, "gathered");
+      });
+    }
+}
+
+TEST(Collectives, SegmentsThatDoNotFollowEachOtherAreRefused) {
+  Ranks ranks = make_in_process_group(2);
+  std::vector<float> data(100), staging(1000);
+  for (const auto& segments : std::vector<std::vector<Segment>>{
+           {{0, 50}, {60, 40}}, {{0, 50}, {40, 60}}, {{10, 40}, {50, 50}}, {{0, 100}}})
+    EXPECT_THROW(all_reduce_sum(*ranks[0], data.data(), segments, 10, staging, 0), std::logic_error);
+}
+
 TEST(Collectives, GathersElementsOfTwoBytes) {
   const size_t count = 777;
   Ranks ranks = make_in_process_group(3);
