@@ -21,10 +21,20 @@ struct SavedTensor {
   ReuseClass reuse = ReuseClass::kBackward;
 };
 
+// Elements of one block of a parameter whose squares are summed by themselves, for the norm of the gradients. Shards
+// are cut between such blocks, so that their sums do not depend on who holds what.
+inline constexpr int64_t kNormBlock = 1 << 16;
+
+// Where one parameter tensor lies in its layer's block, in elements.
+struct ParameterExtent {
+  int64_t offset = 0, count = 0;
+};
+
 // One contiguous allocation of a layer's own parameters. A tied head has the embedding's block as `shared_block`.
 struct LayerCatalogue {
   std::string name;                    // "embedding", "block 3", "head"
   int64_t parameters = 0;              // elements owned by this layer, padding included
+  std::vector<ParameterExtent> tensors;  // ascending
   int shared_block = -1;               // layer whose parameters this one uses too; -1: none
   int64_t shared_parameters = 0;       // elements of that layer's block
   int64_t output_bytes = 0;            // activation handed to the next layer (0: the head)

@@ -26,6 +26,7 @@ class EmbeddingLayer final : public Layer {
     LayerCatalogue catalogue;
     catalogue.name = "embedding";
     catalogue.parameters = block_size();
+    catalogue.tensors = extents(parameters());
     catalogue.output_bytes = micro_batch * sequence * hidden_ * static_cast<int64_t>(size_of(dtype));
     return catalogue;
   }

@@ -39,6 +39,7 @@ class HeadLayerImplementation final : public HeadLayer {
     LayerCatalogue catalogue;
     catalogue.name = "head";
     catalogue.parameters = block_size();
+    catalogue.tensors = extents(parameters());
     if (tied_) {
       catalogue.shared_block = 0;
       catalogue.shared_parameters = embedding_block_size_;

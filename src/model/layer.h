@@ -34,6 +34,13 @@ struct ParameterSpec {
   }
 };
 
+// Where they lie, for a catalogue.
+inline std::vector<ParameterExtent> extents(const std::vector<ParameterSpec>& parameters) {
+  std::vector<ParameterExtent> extents;
+  for (const ParameterSpec& p : parameters) extents.push_back({p.offset, p.count()});
+  return extents;
+}
+
 // Per-micro-batch inputs. Arrays are [micro_batch * sequence]; a segment's view holds the segment's rows
 // only.
 struct BatchView {

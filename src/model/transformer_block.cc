@@ -89,6 +89,7 @@ LayerCatalogue TransformerBlock::catalogue(int64_t micro_batch, int64_t sequence
   LayerCatalogue catalogue;
   catalogue.name = name_;
   catalogue.parameters = block_size();
+  catalogue.tensors = extents(parameters());
   catalogue.output_bytes = catalogue.gradient_bytes = tokens * hidden * element;
   const auto save = [&](const char* name, int64_t bytes, double flops,
                         ReuseClass reuse = ReuseClass::kBackward) {
