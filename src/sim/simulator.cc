@@ -1,40 +1,289 @@
 #include "sim/simulator.h"
 
-#include <queue>
+#include <algorithm>
+#include <limits>
+#include <map>
 
 #include "base/error.h"
+#include "sim/link_group.h"
 
 namespace trainer {
+namespace {
+
+enum class What : uint8_t { kEnd, kFlow, kGroup };
+
+struct Event {
+  double time;
+  int64_t order;  // equal times in the order in which they were foreseen
+  What what;
+  int index;    // of a run, or a link group
+  int version;  // of the link group's rates
+  bool operator>(const Event& other) const {
+    return time != other.time ? time > other.time : order > other.order;
+  }
+};
+
+class Simulator {
+ public:
+  Simulator(const StepGraph& graph, const CostTable& costs, int steps)
+      : graph_(graph),
+        costs_(costs),
+        dispatcher_(graph, steps),
+        dirty_(graph.lanes.size(), 0),
+        receive_of_(graph.tasks.size(), kNone),
+        held_(graph.lanes.size()) {
+    check_costs();
+    find_consumers();
+    for (double rate : costs.group_rate) groups_.push_back({LinkGroup(rate)});
+    runs_.reserve(graph.tasks.size() * static_cast<size_t>(steps));
+    result_.runs.reserve(runs_.capacity());
+  }
+
+  Simulation run() {
+    poll_everything();
+    while (!dispatcher_.finished()) {
+      if (events_.empty()) throw RunError("the program cannot go on:" + dispatcher_.blocked());
+      now_ = events_.front().time;
+      // Everything that happens at one moment happens before any lane chooses what to run next.
+      while (!events_.empty() && events_.front().time == now_) {
+        std::pop_heap(events_.begin(), events_.end(), std::greater<>());
+        const Event event = events_.back();
+        events_.pop_back();
+        happen(event);
+      }
+      poll();
+    }
+    result_.end = now_;
+    return std::move(result_);
+  }
+
+ private:
+  struct Meeting {
+    std::vector<int> members;  // runs that wait for the others, then run
+    int running = 0;
+  };
+  struct Group {
+    LinkGroup link;
+    int version = 0;
+    bool changed = false;
+  };
+
+  void check_costs() {
+    const size_t tasks = graph_.tasks.size();
+    require(costs_.seconds.size() == tasks, "{} costs for {} tasks", costs_.seconds.size(), tasks);
+    require(
+        costs_.bytes.size() == costs_.rate.size() && (costs_.bytes.empty() || costs_.bytes.size() == tasks),
+        "{} amounts of bytes and {} rates for {} tasks", costs_.bytes.size(), costs_.rate.size(), tasks);
+    require(costs_.meeting.empty() || costs_.meeting.size() == tasks, "{} meetings for {} tasks",
+            costs_.meeting.size(), tasks);
+    for (size_t id = 0; id < tasks; ++id)
+      require(costs_.seconds[id] >= 0 && (costs_.bytes.empty() || costs_.bytes[id] == 0 ||
+                                          (costs_.bytes[id] > 0 && costs_.rate[id] > 0)),
+              "{} has a cost below 0 or bytes without a rate", graph_.describe(static_cast<TaskId>(id)));
+    const size_t lanes = graph_.lanes.size();
+    require(costs_.link_group.empty() || costs_.link_group.size() == lanes, "{} link groups for {} lanes",
+            costs_.link_group.size(), lanes);
+    for (size_t lane = 0; lane < lanes; ++lane) {
+      lane_group_.push_back(costs_.link_group.empty() ? graph_.lanes[lane].link_group
+                                                      : costs_.link_group[lane]);
+      if (costs_.group_rate.empty()) lane_group_.back() = kNone;
+      require(lane_group_.back() < static_cast<int>(costs_.group_rate.size()), "link group {} has no rate",
+              lane_group_.back());
+    }
+    for (double rate : costs_.group_rate) require(rate > 0, "a link group has the rate {}", rate);
+    if (!costs_.meeting.empty())
+      for (int meeting : costs_.meeting)
+        if (meeting != kNone) {
+          if (meeting_size_.size() <= static_cast<size_t>(meeting))
+            meeting_size_.resize(static_cast<size_t>(meeting) + 1);
+          ++meeting_size_[static_cast<size_t>(meeting)];
+        }
+  }
+
+  // Lanes that a task's completion may set going, by task, in one array.
+  void find_consumers() {
+    const size_t tasks = graph_.tasks.size();
+    first_consumer_.assign(tasks + 1, 0);
+    for (const Task& task : graph_.tasks)
+      for (const Edge& edge : task.after) ++first_consumer_[static_cast<size_t>(edge.producer) + 1];
+    for (size_t id = 0; id < tasks; ++id) first_consumer_[id + 1] += first_consumer_[id];
+    consumer_lanes_.resize(static_cast<size_t>(first_consumer_.back()));
+    std::vector<int> next(first_consumer_.begin(), first_consumer_.end() - 1);
+    for (size_t id = 0; id < tasks; ++id) {
+      const Task& task = graph_.tasks[id];
+      for (const Edge& edge : task.after) {
+        const auto producer = static_cast<size_t>(edge.producer);
+        consumer_lanes_[static_cast<size_t>(next[producer]++)] = task.lane;
+        const Task& sender = graph_.tasks[producer];
+        if (task.kind == TaskKind::kReceive && sender.kind == TaskKind::kSend &&
+            sender.at.rank != task.at.rank && edge.distance == 0)
+          receive_of_[producer] = static_cast<TaskId>(id);
+      }
+    }
+  }
+
+  int lane_of(int run) const {
+    return graph_.tasks[static_cast<size_t>(runs_[static_cast<size_t>(run)].instance.task)].lane;
+  }
+
+  void foresee(double time, What what, int index, int version = 0) {
+    events_.push_back({time, order_++, what, index, version});
+    std::push_heap(events_.begin(), events_.end(), std::greater<>());
+  }
+
+  void mark(LaneId lane) {
+    if (dirty_[static_cast<size_t>(lane)]) return;
+    dirty_[static_cast<size_t>(lane)] = 1;
+    to_poll_.push_back(lane);
+  }
+
+  void poll_everything() {
+    for (size_t lane = 0; lane < graph_.lanes.size(); ++lane) mark(static_cast<LaneId>(lane));
+    poll();
+  }
+
+  void poll() {
+    if (dispatcher_.steps_completed() != steps_completed_) {
+      // A further step was admitted: any lane may have something to do.
+      steps_completed_ = dispatcher_.steps_completed();
+      for (size_t lane = 0; lane < graph_.lanes.size(); ++lane) mark(static_cast<LaneId>(lane));
+    }
+    std::sort(to_poll_.begin(), to_poll_.end());
+    for (LaneId lane : to_poll_) {
+      dirty_[static_cast<size_t>(lane)] = 0;
+      if (const auto instance = dispatcher_.next(lane)) {
+        runs_.push_back({*instance, now_, now_});
+        take(static_cast<int>(runs_.size() - 1));
+      }
+    }
+    for (LaneId lane : to_poll_) release_sends(lane);
+    to_poll_.clear();
+    for (size_t g : changed_groups_) {
+      Group& group = groups_[g];
+      group.changed = false;
+      ++group.version;
+      if (const double next = group.link.settle(now_); next < std::numeric_limits<double>::infinity())
+        foresee(std::max(next, now_), What::kGroup, static_cast<int>(g), group.version);
+    }
+    changed_groups_.clear();
+  }
+
+  void take(int run) {
+    const auto task = static_cast<size_t>(runs_[static_cast<size_t>(run)].instance.task);
+    if (const TaskId receive = receive_of_[task]; receive != kNone) {
+      const LaneId lane = graph_.tasks[static_cast<size_t>(receive)].lane;
+      held_[static_cast<size_t>(lane)].push_back(run);
+      // The lane of the receive may have been looked at already in this round.
+      return release_sends(lane);
+    }
+    if (costs_.meeting.empty() || costs_.meeting[task] == kNone) return begin(run);
+    const int number = costs_.meeting[task];
+    Meeting& meeting = meetings_[{number, runs_[static_cast<size_t>(run)].instance.step}];
+    meeting.members.push_back(run);
+    if (static_cast<int>(meeting.members.size()) < meeting_size_[static_cast<size_t>(number)]) return;
+    meeting.running = static_cast<int>(meeting.members.size());
+    for (int member : meeting.members) begin(member);
+  }
+
+  // Sends whose receive on this lane waits for nothing but them.
+  void release_sends(LaneId lane) {
+    std::erase_if(held_[static_cast<size_t>(lane)], [&](int run) {
+      const Instance send = runs_[static_cast<size_t>(run)].instance;
+      const TaskId receive = receive_of_[static_cast<size_t>(send.task)];
+      if (!dispatcher_.waits_only_for({receive, send.step}, send.task)) return false;
+      begin(run);
+      return true;
+    });
+  }
+
+  void begin(int run) {
+    TaskRun& r = runs_[static_cast<size_t>(run)];
+    const auto task = static_cast<size_t>(r.instance.task);
+    r.begin = now_;
+    const double seconds = costs_.seconds[task], bytes = costs_.bytes.empty() ? 0 : costs_.bytes[task];
+    if (bytes > 0 && lane_group_[static_cast<size_t>(lane_of(run))] != kNone)
+      return foresee(now_ + seconds, What::kFlow, run);
+    foresee(now_ + seconds + (bytes > 0 ? bytes / costs_.rate[task] : 0), What::kEnd, run);
+  }
+
+  void happen(const Event& event) {
+    switch (event.what) {
+      case What::kEnd:
+        return end(event.index);
+      case What::kFlow: {
+        const auto task = static_cast<size_t>(runs_[static_cast<size_t>(event.index)].instance.task);
+        const auto group = static_cast<size_t>(lane_group_[static_cast<size_t>(lane_of(event.index))]);
+        groups_[group].link.add(event.index, costs_.bytes[task], costs_.rate[task], now_);
+        return change(group);
+      }
+      case What::kGroup: {
+        const auto group = static_cast<size_t>(event.index);
+        if (event.version != groups_[group].version) return;  // foreseen before the rates changed
+        finished_.clear();
+        groups_[group].link.finish(now_, finished_);
+        for (int run : finished_) end(run);
+        return change(group);
+      }
+    }
+  }
+
+  void change(size_t group) {
+    if (groups_[group].changed) return;
+    groups_[group].changed = true;
+    changed_groups_.push_back(group);
+  }
+
+  void end(int run) {
+    const Instance instance = runs_[static_cast<size_t>(run)].instance;
+    if (const int number =
+            costs_.meeting.empty() ? kNone : costs_.meeting[static_cast<size_t>(instance.task)];
+        number != kNone) {
+      const auto meeting = meetings_.find({number, instance.step});
+      if (--meeting->second.running > 0) return;
+      for (int member : meeting->second.members) complete(member);
+      meetings_.erase(meeting);
+      return;
+    }
+    complete(run);
+  }
+
+  void complete(int run) {
+    TaskRun& r = runs_[static_cast<size_t>(run)];
+    r.end = now_;
+    dispatcher_.complete(r.instance);
+    const auto task = static_cast<size_t>(r.instance.task);
+    mark(graph_.tasks[task].lane);
+    for (int i = first_consumer_[task]; i < first_consumer_[task + 1]; ++i)
+      mark(consumer_lanes_[static_cast<size_t>(i)]);
+    result_.runs.push_back(r);
+  }
+
+  const StepGraph& graph_;
+  const CostTable& costs_;
+  Dispatcher dispatcher_;
+  double now_ = 0;
+  int64_t order_ = 0;
+  int steps_completed_ = 0;
+  std::vector<Event> events_;   // a heap, the earliest on top
+  std::vector<TaskRun> runs_;   // in the order in which lanes took them
+  std::vector<uint8_t> dirty_;  // by lane: in to_poll_
+  std::vector<LaneId> to_poll_;
+  std::vector<int> first_consumer_;  // [tasks + 1] into consumer_lanes_
+  std::vector<LaneId> consumer_lanes_;
+  std::vector<TaskId> receive_of_;      // by Send
+  std::vector<std::vector<int>> held_;  // by lane of the receive: sends that are not yet expected
+  std::vector<int> lane_group_, meeting_size_;
+  std::map<std::pair<int, int>, Meeting> meetings_;  // (number, step)
+  std::vector<Group> groups_;
+  std::vector<size_t> changed_groups_;
+  std::vector<int> finished_;
+  Simulation result_;
+};
+
+}  // namespace
 
 Simulation simulate(const StepGraph& graph, const CostTable& costs, int steps) {
-  require(costs.seconds.size() == graph.tasks.size(), "{} costs for {} tasks", costs.seconds.size(),
-          graph.tasks.size());
-  struct Event {
-    double end, begin;
-    int64_t order;  // of dispatch: equal times end in it
-    Instance instance;
-    bool operator>(const Event& other) const {
-      return end != other.end ? end > other.end : order > other.order;
-    }
-  };
-  Dispatcher dispatcher(graph, steps);
-  std::priority_queue<Event, std::vector<Event>, std::greater<>> events;
-  Simulation result;
-  double now = 0;
-  int64_t order = 0;
-  while (!dispatcher.finished()) {
-    for (size_t lane = 0; lane < graph.lanes.size(); ++lane)
-      if (const auto instance = dispatcher.next(static_cast<LaneId>(lane)))
-        events.push({now + costs.seconds[static_cast<size_t>(instance->task)], now, order++, *instance});
-    if (events.empty()) throw RunError("the program cannot go on:" + dispatcher.blocked());
-    const Event event = events.top();
-    events.pop();
-    now = event.end;
-    dispatcher.complete(event.instance);
-    result.runs.push_back({event.instance, event.begin, event.end});
-  }
-  result.end = now;
-  return result;
+  return Simulator(graph, costs, steps).run();
 }
 
 }  // namespace trainer

@@ -9,9 +9,18 @@
 
 namespace trainer {
 
-// Seconds that each task of a graph takes alone on its lane, by TaskId.
+// What each task of a graph costs. A task first takes its `seconds`, then moves its `bytes` at its `rate` at
+// most. The lanes of one link group that move bytes at the same time share the group's rate: max-min fair,
+// settled anew whenever one of them begins or ends.
 struct CostTable {
-  std::vector<double> seconds;
+  std::vector<double> seconds;  // [tasks] kernels, latency: what no other lane slows down
+  std::vector<double> bytes;    // [tasks] moved after that; empty: none
+  std::vector<double> rate;     // [tasks] bytes per second of the task alone; above 0 where it moves bytes
+  // [tasks] Tasks of one number (kNone: by itself) begin together, when the last of them could begin, and end
+  // together, when the last of them is done: the ranks of a collective. Empty: none.
+  std::vector<int> meeting;
+  std::vector<int> link_group;     // [lanes]; empty: as the graph's lanes say. kNone: alone
+  std::vector<double> group_rate;  // [link groups] bytes per second that a group's lanes share
 };
 
 struct TaskRun {
@@ -24,7 +33,8 @@ struct Simulation {
   double end = 0;
 };
 
-// Runs `steps` steps. Throws RunError naming the blocked tasks when the program cannot go on.
+// Runs `steps` steps. A Send begins once the peer's Receive, where the graph has it, is posted. Throws
+// RunError naming the blocked tasks when the program cannot go on.
 Simulation simulate(const StepGraph& graph, const CostTable& costs, int steps = 1);
 
 }  // namespace trainer
