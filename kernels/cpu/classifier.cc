@@ -17,15 +17,39 @@ size_t logit_floats(int64_t tokens, int64_t vocabulary) {
   return static_cast<size_t>(tokens * vocabulary + 15) / 16 * 16;
 }
 
+// What one rank knows of a token's softmax from its own words.
+struct SoftmaxPart {
+  double largest, total, target;  // logit; sum of exp(logit - largest); the label's logit, 0 if elsewhere
+};
+
 void check_labels(const Classifier& a) {
+  const int64_t words = a.part.group ? a.part.words : a.vocabulary;
   for (int64_t t = 0; t < a.tokens; ++t) {
-    if (a.labels[t] == kIgnored || (a.labels[t] >= 0 && a.labels[t] < a.vocabulary)) continue;
+    if (a.labels[t] == kIgnored || (a.labels[t] >= 0 && a.labels[t] < words)) continue;
     input_error(
         "label {} of token {} is outside the vocabulary of {} (only {} marks a token without a label): the "
         "dataset does "
         "not belong to this model or its tokenizer",
-        a.labels[t], t, a.vocabulary, kIgnored);
+        a.labels[t], t, words, kIgnored);
   }
+}
+
+size_t part_bytes(int64_t tokens, int64_t ranks) {
+  return static_cast<size_t>(tokens * ranks) * sizeof(SoftmaxPart);
+}
+
+// The parts of a token on all ranks, `stride` apart, as one softmax: the log of its sum, the label's logit.
+struct SoftmaxTotal {
+  double log_sum, target;
+};
+SoftmaxTotal join(const SoftmaxPart* parts, int64_t ranks, int64_t stride) {
+  double largest = parts[0].largest, total = 0, target = 0;
+  for (int64_t r = 1; r < ranks; ++r) largest = std::max(largest, parts[r * stride].largest);
+  for (int64_t r = 0; r < ranks; ++r) {
+    total += parts[r * stride].total * std::exp(parts[r * stride].largest - largest);
+    target += parts[r * stride].target;
+  }
+  return {largest + std::log(total), target};
 }
 
 }  // namespace
@@ -33,7 +57,8 @@ void check_labels(const Classifier& a) {
 size_t HostKernels::classifier_workspace_bytes(const WorkspaceShape& shape) const {
   if (shape.vocabulary == 0) return 0;
   const int64_t tokens = std::min(shape.tokens, classifier_chunk_tokens(shape.vocabulary));
-  return logit_floats(tokens, shape.vocabulary) * sizeof(float) +
+  const size_t parts = shape.tensor_ranks > 1 ? (part_bytes(tokens, shape.tensor_ranks) + 63) / 64 * 64 : 0;
+  return parts + logit_floats(tokens, shape.vocabulary) * sizeof(float) +
          std::max({gemm_->bytes(tokens, shape.vocabulary, shape.hidden),
                    gemm_->bytes(tokens, shape.hidden, shape.vocabulary),
                    gemm_->bytes(shape.vocabulary, shape.hidden, tokens)});
@@ -46,9 +71,14 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
   const TileTable& tiles = gemm_->tiles;
   const int64_t chunk_tokens = classifier_chunk_tokens(a.vocabulary);
   const int64_t chunks = (a.tokens + chunk_tokens - 1) / chunk_tokens;
-  const size_t floats = logit_floats((a.tokens + chunks - 1) / chunks, a.vocabulary);
-  float* logits = reinterpret_cast<float*>(workspace(floats * sizeof(float), "the classifier"));
-  const std::span<std::byte> rest = workspace_.subspan(floats * sizeof(float));
+  const int64_t most = (a.tokens + chunks - 1) / chunks;
+  const size_t floats = logit_floats(most, a.vocabulary);
+  const int64_t ranks = a.part.group ? a.part.group->size() : 1;
+  const size_t head = a.part.group ? (part_bytes(most, ranks) + 63) / 64 * 64 : 0;
+  std::byte* const memory = workspace(head + floats * sizeof(float), "the classifier");
+  auto* const parts = reinterpret_cast<SoftmaxPart*>(memory);  // [ranks, tokens of the chunk], with a group
+  float* logits = reinterpret_cast<float*>(memory + head);
+  const std::span<std::byte> rest = workspace_.subspan(head + floats * sizeof(float));
   // A processor that multiplies bf16 gets the slopes in bf16, each row in the first half of its logits.
   const bool narrow = gemm_->native && a.weight.dtype == DType::kBF16 && a.x.dtype == DType::kBF16;
   const Ref slopes{logits, narrow ? DType::kBF16 : DType::kF32};
@@ -75,24 +105,58 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
                   .n = a.vocabulary,
                   .k = a.hidden},
                  rest);
-      parallel_ranges(threads_, count, 1, [&](int64_t first, int64_t last) {
-        for (int64_t t = first; t < last; ++t) {
-          const float* row = logits + t * a.vocabulary;
-          const Ref slope = slopes.at(t * slope_stride);
-          if (labels[t] == kIgnored) {
-            if (a.dx) std::memset(slope.data, 0, static_cast<size_t>(a.vocabulary) * size_of(slope.dtype));
-            continue;
+      const auto part_of = [&](int64_t t) {
+        const float* row = logits + t * a.vocabulary;
+        const int64_t label = labels[t] - a.part.first;
+        const float top = tiles.largest(row, a.vocabulary);
+        const double total = tiles.sum_exponentials(row, top, a.vocabulary);
+        return SoftmaxPart{top, total, label >= 0 && label < a.vocabulary ? row[label] : 0.0};
+      };
+      const auto set_slopes = [&](int64_t t, double log_sum) {
+        if (!a.dx) return;
+        const Ref slope = slopes.at(t * slope_stride);
+        const int64_t label = labels[t] - a.part.first;
+        tiles.exponentials(slope, logits + t * a.vocabulary, static_cast<float>(log_sum), a.vocabulary);
+        if (label < 0 || label >= a.vocabulary) return;
+        const float own_slope = static_cast<float>(std::expm1(-losses[t]));
+        tiles.store_scaled(slope.at(label), &own_slope, 1.0f, 1);
+      };
+      const auto clear_slopes = [&](int64_t t) {
+        if (a.dx)
+          std::memset(slopes.at(t * slope_stride).data, 0,
+                      static_cast<size_t>(a.vocabulary) * size_of(slopes.dtype));
+      };
+      const auto each_token = [&](auto&& valid, auto&& ignored) {
+        parallel_ranges(threads_, count, 1, [&](int64_t first, int64_t last) {
+          for (int64_t t = first; t < last; ++t) {
+            if (labels[t] == kIgnored)
+              ignored(t);
+            else
+              valid(t);
           }
-          const float top = tiles.largest(row, a.vocabulary), own = row[labels[t]];
-          const double log_sum = top + std::log(tiles.sum_exponentials(row, top, a.vocabulary));
-          losses[t] = log_sum - own;
-          if (!a.dx) continue;
-          const float shift = static_cast<float>(log_sum);
-          tiles.exponentials(slope, row, shift, a.vocabulary);
-          const float own_slope = static_cast<float>(std::expm1(-losses[t]));
-          tiles.store_scaled(slope.at(labels[t]), &own_slope, 1.0f, 1);
-        }
-      });
+        });
+      };
+      if (a.part.group) {
+        SoftmaxPart* const own = parts + a.part.group->rank() * count;
+        each_token([&](int64_t t) { own[t] = part_of(t); }, [&](int64_t t) { own[t] = {}; });
+        a.part.group->all_gather(parts, part_bytes(count, 1));
+        each_token(
+            [&](int64_t t) {
+              const SoftmaxTotal whole = join(parts + t, ranks, count);
+              losses[t] = whole.log_sum - whole.target;
+              set_slopes(t, whole.log_sum);
+            },
+            clear_slopes);
+      } else {
+        each_token(
+            [&](int64_t t) {
+              const SoftmaxPart part = part_of(t);
+              const double log_sum = part.largest + std::log(part.total);
+              losses[t] = log_sum - part.target;
+              set_slopes(t, log_sum);
+            },
+            clear_slopes);
+      }
     }
     for (int64_t t = 0; t < count; ++t) {
       result.loss_sum += losses[t];

@@ -1,3 +1,5 @@
+#include <cstring>
+
 #include "cpu/host_kernels.h"
 #include "cpu/parallel.h"
 
@@ -8,11 +10,15 @@ void HostKernels::embedding_forward(Ref y, const int32_t* tokens, ConstRef table
   parallel_ranges(threads_, count, rows_of_a_part(hidden), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const Ref row = y.at(t * hidden);
-      const ConstRef entry = table.at(tokens[t] * hidden);
-      if (position_table) {
-        vector_.sum(row, entry, position_table.at(positions[t] * hidden), hidden);
+      if (tokens[t] < 0) {
+        if (position_table)
+          vector_.convert(row, position_table.at(positions[t] * hidden), hidden);
+        else
+          std::memset(row.data, 0, static_cast<size_t>(hidden) * size_of(row.dtype));
+      } else if (position_table) {
+        vector_.sum(row, table.at(tokens[t] * hidden), position_table.at(positions[t] * hidden), hidden);
       } else {
-        vector_.convert(row, entry, hidden);
+        vector_.convert(row, table.at(tokens[t] * hidden), hidden);
       }
     }
   });
@@ -29,7 +35,7 @@ void HostKernels::embedding_backward(float* dtable, const int32_t* tokens, float
       vector_.sum(ref(row + begin), ref(row + begin), dy.at(t * hidden + begin), end - begin);
     };
     for (int64_t t = 0; t < count; ++t) {
-      add_row(dtable + tokens[t] * hidden, t);
+      if (tokens[t] >= 0) add_row(dtable + tokens[t] * hidden, t);
       if (dposition) add_row(dposition + positions[t] * hidden, t);
     }
   });

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "ops/tensor.h"
+#include "ops/tensor_group.h"
 
 namespace trainer {
 
@@ -25,6 +26,7 @@ struct WorkspaceShape {
   int64_t vocabulary = 0;        // 0: no classifier
   int64_t sequence = 0;          // longest key range of attention
   int64_t heads = 0, head_dim = 0;
+  int64_t tensor_ranks = 1;      // that share the classifier; `vocabulary` is then the largest part of one
 };
 
 // [outer, inner, columns]; rows of `columns` contiguous elements, `inner` of them contiguous, outer ones
@@ -79,6 +81,13 @@ struct RopeArguments {
   bool inverse;                             // the backward rotation
 };
 
+// A classifier whose words are cut over ranks: the weight holds words [first, first + vocabulary) of `words`.
+// Labels and results are those of the whole vocabulary and the same on every rank; dx is this rank's summand.
+struct VocabularyPart {
+  TensorGroup* group = nullptr;             // null: the weight holds all words
+  int64_t first = 0, words = 0;
+};
+
 struct Classifier {
   int64_t tokens, hidden, vocabulary;
   ConstRef x;                               // [tokens, hidden]
@@ -88,6 +97,7 @@ struct Classifier {
   Ref dx;                                   // [tokens, hidden], written; may not alias x
   float* dweight;                           // [vocabulary, hidden], +=; null with dx given: frozen
   float* token_losses;                      // [tokens], written, 0 where ignored; may be null
+  VocabularyPart part = {};
 };
 struct ClassifierResult {
   double loss_sum = 0;                      // over valid tokens, summed in token order in double
@@ -124,7 +134,8 @@ class KernelSet {
   // db[N] += column sums of dy[M,N].
   virtual void bias_backward(float* db, ConstRef dy, int64_t m, int64_t n) = 0;
 
-  // y[t] = table[tokens[t]] (+ position_table[positions[t]] when given). Tables [*, hidden].
+  // y[t] = table[tokens[t]] (+ position_table[positions[t]] when given). Tables [*, hidden]. A negative token is
+  // one that the table does not hold: its entry is 0, and it adds nothing to dtable.
   virtual void embedding_forward(Ref y, const int32_t* tokens, ConstRef table, const int32_t* positions,
                                  ConstRef position_table, int64_t count, int64_t hidden) = 0;
   // dtable[tokens[t]] += dy[t], in token order; the same for positions when dposition is given.

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -104,22 +105,37 @@ void ReferenceKernels::attention_backward(Ref dq, float* dk, float* dv, ConstRef
 
 ClassifierResult ReferenceKernels::classifier(const Classifier& a) {
   ClassifierResult result;
+  const int ranks = a.part.group ? a.part.group->size() : 1, rank = a.part.group ? a.part.group->rank() : 0;
+  const int64_t words = a.part.group ? a.part.words : a.vocabulary;
   std::vector<double> logits(static_cast<size_t>(a.vocabulary)), statistics(static_cast<size_t>(a.tokens));
   const auto valid = [&](int64_t t) { return a.labels[t] != -100; };
   const auto logit = [&](int64_t t, int64_t word) {
     return dot(a.x, t * a.hidden, a.weight, word * a.hidden, a.hidden);
   };
+  // Of each rank's words: the largest logit, the sum of exponentials below it, the label's logit.
+  std::vector<std::array<double, 3>> parts(static_cast<size_t>(ranks));
   for (int64_t t = 0; t < a.tokens; ++t) {
     double loss = 0.0;
     if (valid(t)) {
-      require(a.labels[t] >= 0 && a.labels[t] < a.vocabulary,
-              "label {} of token {} is outside the vocabulary of {}", a.labels[t], t, a.vocabulary);
+      require(a.labels[t] >= 0 && a.labels[t] < words, "label {} of token {} is outside the vocabulary of {}",
+              a.labels[t], t, words);
       for (int64_t word = 0; word < a.vocabulary; ++word) logits[word] = logit(t, word);
-      const double largest = *std::max_element(logits.begin(), logits.end());
-      double total = 0.0;
-      for (const double value : logits) total += std::exp(value - largest);
+      const double own_largest = *std::max_element(logits.begin(), logits.end());
+      double own_total = 0.0;
+      for (const double value : logits) own_total += std::exp(value - own_largest);
+      const int64_t label = a.labels[t] - a.part.first;
+      const bool here = label >= 0 && label < a.vocabulary;
+      parts[static_cast<size_t>(rank)] = {own_largest, own_total,
+                                          here ? logits[static_cast<size_t>(label)] : 0.0};
+      if (a.part.group) a.part.group->all_gather(parts.data(), sizeof parts[0]);
+      double largest = parts[0][0], total = 0.0, target = 0.0;
+      for (const auto& part : parts) largest = std::max(largest, part[0]);
+      for (const auto& part : parts) {
+        total += part[1] * std::exp(part[0] - largest);
+        target += part[2];
+      }
       statistics[t] = largest + std::log(total);
-      loss = statistics[t] - logits[a.labels[t]];
+      loss = statistics[t] - target;
       result.loss_sum += loss;
       ++result.valid_tokens;
     }
@@ -131,7 +147,8 @@ ClassifierResult ReferenceKernels::classifier(const Classifier& a) {
     std::fill(dweight.begin(), dweight.end(), 0.0);
     for (int64_t t = 0; t < a.tokens; ++t) {
       if (!valid(t)) continue;
-      const double slope = std::exp(logit(t, word) - statistics[t]) - (a.labels[t] == word ? 1.0 : 0.0);
+      const double slope =
+          std::exp(logit(t, word) - statistics[t]) - (a.labels[t] - a.part.first == word ? 1.0 : 0.0);
       for (int64_t c = 0; c < a.hidden; ++c) {
         dx[t * a.hidden + c] += slope * load_element(a.weight, word * a.hidden + c);
         dweight[c] += slope * load_element(a.x, t * a.hidden + c);

@@ -75,7 +75,7 @@ void ReferenceKernels::embedding_forward(Ref y, const int32_t* tokens, ConstRef 
                                          int64_t hidden) {
   for (int64_t t = 0; t < count; ++t) {
     for (int64_t c = 0; c < hidden; ++c) {
-      double value = load_element(table, tokens[t] * hidden + c);
+      double value = tokens[t] < 0 ? 0.0 : load_element(table, tokens[t] * hidden + c);
       if (position_table) value += load_element(position_table, positions[t] * hidden + c);
       store_element(y, t * hidden + c, value);
     }
@@ -88,7 +88,7 @@ void ReferenceKernels::embedding_backward(float* dtable, const int32_t* tokens, 
   for (int64_t t = 0; t < count; ++t) {
     for (int64_t c = 0; c < hidden; ++c) {
       const double value = load_element(dy, t * hidden + c);
-      accumulate(dtable[tokens[t] * hidden + c], value);
+      if (tokens[t] >= 0) accumulate(dtable[tokens[t] * hidden + c], value);
       if (dposition) accumulate(dposition[positions[t] * hidden + c], value);
     }
   }
