@@ -13,6 +13,7 @@ packages=(
   libdnnl-dev                                                         # oneDNN: matrix products
   nlohmann-json3-dev libspdlog-dev libfmt-dev                         # JSON, logging, text
   libsentencepiece-dev libpcre2-dev libutf8proc-dev                   # tokenizers
+  coinor-libcbc-dev                                                   # mixed-integer programs: the planner
   libgtest-dev libgmock-dev                                           # tests
 )
 case "${1:-}" in
