@@ -76,10 +76,13 @@ class Simulator {
         "{} amounts of bytes and {} rates for {} tasks", costs_.bytes.size(), costs_.rate.size(), tasks);
     require(costs_.meeting.empty() || costs_.meeting.size() == tasks, "{} meetings for {} tasks",
             costs_.meeting.size(), tasks);
-    for (size_t id = 0; id < tasks; ++id)
-      require(costs_.seconds[id] >= 0 && (costs_.bytes.empty() || costs_.bytes[id] == 0 ||
-                                          (costs_.bytes[id] > 0 && costs_.rate[id] > 0)),
-              "{} has a cost below 0 or bytes without a rate", graph_.describe(static_cast<TaskId>(id)));
+    for (size_t id = 0; id < tasks; ++id) {
+      const double bytes = costs_.bytes.empty() ? 0 : costs_.bytes[id];
+      if (costs_.seconds[id] >= 0 && (bytes == 0 || (bytes > 0 && costs_.rate[id] > 0))) continue;
+      require(false, "{} costs {} seconds and moves {} bytes at {} bytes per second",
+              graph_.describe(static_cast<TaskId>(id)), costs_.seconds[id], bytes,
+              costs_.rate.empty() ? 0 : costs_.rate[id]);
+    }
     const size_t lanes = graph_.lanes.size();
     require(costs_.link_group.empty() || costs_.link_group.size() == lanes, "{} link groups for {} lanes",
             costs_.link_group.size(), lanes);
