@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/philox.h"
+#include "comm/number_nodes.h"
 
 namespace trainer {
 namespace {
@@ -188,10 +189,12 @@ class InProcessRequest : public Request {
 // The ranks of one communicator.
 class Group {
  public:
-  Group(uint64_t key, int size)
-      : key_(key), mailboxes_(static_cast<size_t>(size)), split_calls_(mailboxes_.size()) {}
+  // `nodes` by rank.
+  Group(uint64_t key, const std::vector<int>& nodes)
+      : key_(key), nodes_(number_nodes(nodes)), mailboxes_(nodes.size()), split_calls_(nodes.size()) {}
 
   int size() const { return static_cast<int>(mailboxes_.size()); }
+  const std::vector<int>& nodes() const { return nodes_; }
   uint64_t key() const { return key_; }
   Mailbox& mailbox(int rank) { return mailboxes_[static_cast<size_t>(rank)]; }
 
@@ -252,13 +255,16 @@ class Group {
     for (size_t begin = 0, end = 0; begin < split.calls.size(); begin = end) {
       while (end < split.calls.size() && split.calls[end].color == split.calls[begin].color) ++end;
       const uint64_t key = Hasher().add(key_).add(number).add(split.calls[begin].color).value();
-      const auto group = std::make_shared<Group>(key, static_cast<int>(end - begin));
+      std::vector<int> nodes;
+      for (size_t i = begin; i < end; ++i) nodes.push_back(nodes_[static_cast<size_t>(split.calls[i].rank)]);
+      const auto group = std::make_shared<Group>(key, nodes);
       for (size_t i = begin; i < end; ++i)
         split.members[static_cast<size_t>(split.calls[i].rank)] = {group, static_cast<int>(i - begin)};
     }
   }
 
   const uint64_t key_;  // tells the groups of a world apart when delays are drawn
+  const std::vector<int> nodes_;
   std::vector<Mailbox> mailboxes_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -277,6 +283,7 @@ class InProcessCommunicator : public Communicator {
 
   int rank() const override { return member().rank; }
   int size() const override { return member().group->size(); }
+  std::vector<int> nodes() const override { return member().group->nodes(); }
 
   RequestPtr send(const void* data, size_t bytes, int peer, int tag) override {
     check_peer(peer);
@@ -338,7 +345,10 @@ class InProcessCommunicator : public Communicator {
 std::vector<std::unique_ptr<Communicator>> make_in_process_group(int size, const InProcessOptions& options) {
   require(size >= 1, "an in-process group of {} ranks", size);
   const auto world = std::make_shared<World>(options);
-  const auto group = std::make_shared<Group>(0, size);
+  require(options.nodes.empty() || options.nodes.size() == static_cast<size_t>(size),
+          "nodes of {} ranks for {}", options.nodes.size(), size);
+  const auto group = std::make_shared<Group>(
+      0, options.nodes.empty() ? std::vector<int>(static_cast<size_t>(size)) : options.nodes);
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (int rank = 0; rank < size; ++rank)
     ranks.push_back(std::make_unique<InProcessCommunicator>(world, rank, Group::Member{group, rank}));

@@ -27,6 +27,8 @@ struct FaultOptions {
 struct InProcessOptions {
   Delivery delivery = Delivery::kEager;
   FaultOptions faults;
+  // By rank, any number that tells nodes apart; empty: all ranks are on one node.
+  std::vector<int> nodes = {};
 };
 
 // A world of `size` ranks; element r is rank r's communicator. They may be destroyed in any order.

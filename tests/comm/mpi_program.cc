@@ -24,20 +24,28 @@ void expect(bool holds, const char* what) {
   if (!holds) run_error("wrong: {}", what);
 }
 
-std::vector<float> reduced(Communicator& communicator, size_t count, size_t chunk) {
+class OpenGate : public ChunkGate {
+ public:
+  bool open() const override { return true; }
+};
+
+std::vector<float> reduced(Communicator& communicator, size_t count, size_t chunk,
+                           const CollectiveOptions& options) {
   auto data = comm_cases::contribution(communicator.rank(), count);
-  std::vector<float> staging(staging_count(count, communicator.size(), chunk));
-  wait(*all_reduce_sum(communicator, data.data(), count, chunk, staging, 20));
+  std::vector<float> staging(
+      staging_count(count, communicator.size(), chunk, options.algorithm, communicator.nodes()));
+  wait(*all_reduce_sum(communicator, data.data(), count, chunk, staging, 20, options));
   return data;
 }
 
-std::vector<float> reduced_in_process(int size, size_t count, size_t chunk) {
-  auto ranks = make_in_process_group(size);
+std::vector<float> reduced_in_process(const std::vector<int>& nodes, size_t count, size_t chunk,
+                                      const CollectiveOptions& options) {
+  auto ranks = make_in_process_group(static_cast<int>(nodes.size()), {Delivery::kEager, {}, nodes});
   std::vector<float> result;
   std::vector<std::thread> threads;
   for (auto& rank : ranks)
     threads.emplace_back([&] {
-      auto data = reduced(*rank, count, chunk);
+      auto data = reduced(*rank, count, chunk, options);
       if (rank->rank() == 0) result = std::move(data);
     });
   for (auto& thread : threads) thread.join();
@@ -45,10 +53,17 @@ std::vector<float> reduced_in_process(int size, size_t count, size_t chunk) {
 }
 
 void check_sums(Communicator& world) {
-  for (const size_t count : {1ul, 37ul, 100003ul})
-    for (const size_t chunk : {64ul, 5000ul, 1ul << 20}) {
-      const auto got = reduced(world, count, chunk), want = reduced_in_process(world.size(), count, 333);
-      expect(std::memcmp(got.data(), want.data(), count * sizeof(float)) == 0, "bits of a sum");
+  const OpenGate gate;
+  for (const SumAlgorithm algorithm :
+       {SumAlgorithm::kDirect, SumAlgorithm::kRing, SumAlgorithm::kTree, SumAlgorithm::kHierarchical})
+    for (const size_t count : {1ul, 37ul, 100003ul}) {
+      const auto want = reduced_in_process(world.nodes(), count, 3333, {.algorithm = algorithm});
+      for (const size_t chunk : {500ul, 5000ul, 1ul << 20})
+        for (const ChunkGate* const each :
+             {static_cast<const ChunkGate*>(nullptr), static_cast<const ChunkGate*>(&gate)}) {
+          const auto got = reduced(world, count, chunk, {.algorithm = algorithm, .gate = each});
+          expect(std::memcmp(got.data(), want.data(), count * sizeof(float)) == 0, "bits of a sum");
+        }
     }
 }
 
@@ -87,6 +102,7 @@ void check_groups(Communicator& world) {
   const int members = (world.size() + (world.rank() % 2 == 0)) / 2;
   expect(half->size() == members, "size of a split");
   expect(half->rank() == members - 1 - world.rank() / 2, "order of a split");
+  expect(half->nodes() == std::vector(static_cast<size_t>(members), 0), "nodes of a split");
   half->barrier();
   // Two threads, each with a communicator of its own.
   const auto other = world.split(0, world.rank());
@@ -129,6 +145,7 @@ int run(const MpiEnvironment& environment, const std::vector<std::string>& argum
   expect(world->rank() == environment.rank() && world->size() == environment.size(), "the world");
   expect(environment.local_size() == world->size() && environment.local_rank() == world->rank(),
          "local ranks");
+  expect(world->nodes() == std::vector(static_cast<size_t>(world->size()), 0), "nodes");
   check_messages(*world);
   check_sums(*world);
   check_groups(*world);

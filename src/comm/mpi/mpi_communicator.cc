@@ -7,11 +7,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "comm/collectives.h"
 #include "comm/in_process.h"
+#include "comm/number_nodes.h"
 
 namespace trainer {
 namespace {
@@ -141,7 +144,8 @@ class MpiCollective : public Request {
 class MpiCommunicator : public Communicator {
  public:
   // Owns `handle`.
-  MpiCommunicator(MPI_Comm handle, size_t longest_piece) : handle_(handle), longest_piece_(longest_piece) {
+  MpiCommunicator(MPI_Comm handle, size_t longest_piece, std::shared_ptr<const std::vector<int>> world_nodes)
+      : handle_(handle), longest_piece_(longest_piece), world_nodes_(std::move(world_nodes)) {
     check(MPI_Comm_set_errhandler(handle_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     MPI_Comm_rank(handle_, &rank_);
     MPI_Comm_size(handle_, &size_);
@@ -157,6 +161,19 @@ class MpiCommunicator : public Communicator {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  std::vector<int> nodes() const override {
+    std::vector<int> own(static_cast<size_t>(size_)), world(own.size()), nodes;
+    std::iota(own.begin(), own.end(), 0);
+    MPI_Group own_group = MPI_GROUP_NULL, world_group = MPI_GROUP_NULL;
+    check(MPI_Comm_group(handle_, &own_group), "MPI_Comm_group");
+    check(MPI_Comm_group(MPI_COMM_WORLD, &world_group), "MPI_Comm_group");
+    const int code = MPI_Group_translate_ranks(own_group, size_, own.data(), world_group, world.data());
+    MPI_Group_free(&own_group);
+    MPI_Group_free(&world_group);
+    check(code, "MPI_Group_translate_ranks");
+    for (const int rank : world) nodes.push_back((*world_nodes_)[static_cast<size_t>(rank)]);
+    return number_nodes(nodes);
+  }
 
   RequestPtr send(const void* data, size_t bytes, int peer, int tag) override {
     auto request = std::make_unique<MpiRequest>();
@@ -180,7 +197,7 @@ class MpiCommunicator : public Communicator {
   std::unique_ptr<Communicator> split(int color, int key) override {
     MPI_Comm part = MPI_COMM_NULL;
     check(MPI_Comm_split(handle_, color, key, &part), "MPI_Comm_split");
-    return std::make_unique<MpiCommunicator>(part, longest_piece_);
+    return std::make_unique<MpiCommunicator>(part, longest_piece_, world_nodes_);
   }
 
   void barrier() override {
@@ -194,6 +211,7 @@ class MpiCommunicator : public Communicator {
  private:
   MPI_Comm handle_;
   const size_t longest_piece_;
+  const std::shared_ptr<const std::vector<int>> world_nodes_;  // by rank of MPI_COMM_WORLD
   int rank_ = 0, size_ = 1;
 };
 
@@ -216,6 +234,12 @@ MpiEnvironment::MpiEnvironment(size_t longest_piece)
         "MPI_Comm_split_type");
   MPI_Comm_rank(local, &local_rank_);
   MPI_Comm_size(local, &local_size_);
+  // A node is known by its lowest rank.
+  int lowest = rank_;
+  std::vector<int> nodes(static_cast<size_t>(size_));
+  check(MPI_Bcast(&lowest, 1, MPI_INT, 0, local), "MPI_Bcast");
+  check(MPI_Allgather(&lowest, 1, MPI_INT, nodes.data(), 1, MPI_INT, MPI_COMM_WORLD), "MPI_Allgather");
+  nodes_ = std::make_shared<const std::vector<int>>(std::move(nodes));
   MPI_Comm_free(&local);
 
   if (launched > 1 && size_ != launched)
@@ -243,7 +267,7 @@ std::unique_ptr<Communicator> MpiEnvironment::world() const {
   if (!initialised_) return std::move(make_in_process_group(1).front());
   MPI_Comm copy = MPI_COMM_NULL;
   check(MPI_Comm_dup(MPI_COMM_WORLD, &copy), "MPI_Comm_dup");
-  return std::make_unique<MpiCommunicator>(copy, longest_piece_);
+  return std::make_unique<MpiCommunicator>(copy, longest_piece_, nodes_);
 }
 
 void MpiEnvironment::abort(const std::string& reason, int exit_code) const {

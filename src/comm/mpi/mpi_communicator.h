@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "comm/communicator.h"
 
@@ -43,6 +44,7 @@ class MpiEnvironment {
   const size_t longest_piece_;
   const int exceptions_;  // in flight when it was made
   bool initialised_ = false;
+  std::shared_ptr<const std::vector<int>> nodes_;  // by rank; none while MPI is not initialised
   int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
 };
 
