@@ -30,6 +30,17 @@ struct ParameterExtent {
   int64_t offset = 0, count = 0;
 };
 
+// What one rank sends to the others of its tensor-parallel group within one call of a layer.
+struct TensorExchange {
+  int count = 0;  // exchanges, one after the other, each of which all ranks of the group wait for
+  int64_t bytes = 0;
+  TensorExchange& operator+=(const TensorExchange& other) {
+    count += other.count;
+    bytes += other.bytes;
+    return *this;
+  }
+};
+
 // One contiguous allocation of a layer's own parameters. A tied head has the embedding's block as `shared_block`.
 struct LayerCatalogue {
   std::string name;                    // "embedding", "block 3", "head"
@@ -42,6 +53,8 @@ struct LayerCatalogue {
   std::vector<SavedTensor> saved;      // written by forward or recover, read by backward; excludes the layer's input
   int64_t temporary_bytes = 0;         // scratch of one forward or backward call
   double forward_flops = 0, backward_flops = 0;   // model FLOPs: causal attention halved, recompute not counted
+
+  TensorExchange forward_exchange, recover_exchange, backward_exchange;  // none without tensor parallelism
 
   int64_t saved_bytes() const {
     int64_t sum = 0;

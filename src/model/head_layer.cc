@@ -3,6 +3,8 @@
 #include "model/layers.h"
 #include "model/parameter_layout.h"
 #include "model/scratch.h"
+#include "model/tensor_part.h"
+#include "ops/classifier_chunk.h"
 
 namespace trainer {
 namespace {
@@ -12,13 +14,15 @@ enum SavedIndex : size_t { kNormGradient, kReciprocal, kMean };
 
 class HeadLayerImplementation final : public HeadLayer {
  public:
-  explicit HeadLayerImplementation(const ModelConfig& config)
-      : hidden_(config.hidden_size),
+  HeadLayerImplementation(const ModelConfig& config, const TensorPart& part)
+      : part_(part),
+        hidden_(config.hidden_size),
         vocabulary_(config.vocabulary_size),
+        words_(vocabulary_range(config.vocabulary_size, part)),
         norm_kind_(config.rms_norm() ? NormKind::kRms : NormKind::kLayer),
         epsilon_(static_cast<float>(config.norm_epsilon)),
         tied_(config.tie_word_embeddings),
-        embedding_block_size_(make_embedding_layer(config)->block_size()) {
+        embedding_block_size_(make_embedding_layer(config, part)->block_size()) {
     if (norm_kind_ == NormKind::kRms) {
       norm_ = layout_.add(gain_spec("model.norm.weight", hidden_));
     } else {
@@ -26,16 +30,18 @@ class HeadLayerImplementation final : public HeadLayer {
       norm_bias_ = layout_.add(bias_spec("transformer.ln_f.bias", hidden_));
     }
     if (!tied_)
-      classifier_ = layout_.add(matrix_spec("lm_head.weight", vocabulary_, hidden_, config.init_std));
+      classifier_ =
+          layout_.add(cut_words(matrix_spec("lm_head.weight", vocabulary_, hidden_, config.init_std), part),
+                      words_.most * hidden_);
   }
 
   const std::vector<ParameterSpec>& parameters() const override { return layout_.parameters(); }
   int64_t block_size() const override { return layout_.size(); }
 
   LayerCatalogue catalogue(int64_t micro_batch, int64_t sequence, DType dtype) const override {
-    const int64_t tokens = micro_batch * sequence;
+    const int64_t tokens = micro_batch * sequence, resident = resident_tokens(tokens, part_);
     const double classifier_flops =
-        2.0 * static_cast<double>(tokens * hidden_) * static_cast<double>(vocabulary_);
+        2.0 * static_cast<double>(tokens * hidden_) * static_cast<double>(words_.most);
     LayerCatalogue catalogue;
     catalogue.name = "head";
     catalogue.parameters = block_size();
@@ -44,17 +50,26 @@ class HeadLayerImplementation final : public HeadLayer {
       catalogue.shared_block = 0;
       catalogue.shared_parameters = embedding_block_size_;
     }
-    catalogue.gradient_bytes = tokens * hidden_ * static_cast<int64_t>(size_of(dtype));
+    catalogue.gradient_bytes = resident * hidden_ * static_cast<int64_t>(size_of(dtype));
     catalogue.saved.push_back({.name = "norm_gradient",
-                               .bytes = tokens * hidden_ * static_cast<int64_t>(size_of(dtype)),
+                               .bytes = resident * hidden_ * static_cast<int64_t>(size_of(dtype)),
                                .recompute_flops = 2 * classifier_flops});
-    catalogue.saved.push_back({.name = "norm_reciprocal", .bytes = tokens * 4});
-    if (norm_kind_ == NormKind::kLayer) catalogue.saved.push_back({.name = "norm_mean", .bytes = tokens * 4});
+    catalogue.saved.push_back({.name = "norm_reciprocal", .bytes = resident * 4});
+    if (norm_kind_ == NormKind::kLayer)
+      catalogue.saved.push_back({.name = "norm_mean", .bytes = resident * 4});
     Scratch scratch;
-    lay_out(scratch, tokens, dtype);
-    catalogue.temporary_bytes = scratch.peak();
+    lay_out(scratch, tokens, resident, dtype);
+    catalogue.temporary_bytes = std::max(scratch.peak(), norm_parameters() * 4);
     // The classifier's backward runs within its forward, while a chunk of logits is at hand.
     catalogue.forward_flops = 3 * classifier_flops;
+    const ExchangeCount exchange(part_, tokens, hidden_, dtype);
+    const int64_t chunk = classifier_chunk_tokens(words_.most), chunks = (tokens + chunk - 1) / chunk;
+    // Largest logit, sum and label's logit of each token, in double, chunk by chunk.
+    TensorExchange softmax = exchange.all_gather(tokens * 3 * 8);
+    if (part_.size > 1) softmax.count = static_cast<int>(chunks);
+    for (const auto& one : {exchange.gather(), softmax, exchange.sum()}) catalogue.forward_exchange += one;
+    catalogue.recover_exchange = catalogue.forward_exchange;
+    if (part_.sequence) catalogue.backward_exchange = exchange.sum_all(norm_parameters());
     return catalogue;
   }
 
@@ -66,26 +81,38 @@ class HeadLayerImplementation final : public HeadLayer {
   void recover(const LayerCall& call, ConstRef x) const override { classify(call, x, nullptr); }
 
   void backward(const LayerCall& call, ConstRef x, ConstRef, Ref dx) const override {
-    const RowShape rows = row_shape(call.batch.count());
-    call.kernels.norm_backward(
-        {.kind = norm_kind_,
-         .x_shape = rows,
-         .dy_shape = rows,
-         .dx_shape = rows,
-         .x = x,
-         .weight = ConstRef(call.weights).at(norm_),
-         .dy = call.saved[kNormGradient],
-         .mean = norm_kind_ == NormKind::kLayer ? call.saved[kMean].f32() : nullptr,
-         .reciprocal = call.saved[kReciprocal].f32(),
-         .dresidual = {},
-         .dx = dx,
-         .dweight = call.gradients ? call.gradients + norm_ : nullptr,
-         .dbias = call.gradients && norm_bias_ >= 0 ? call.gradients + norm_bias_ : nullptr});
+    const TensorLink link(call, part_, hidden_);
+    const RowShape rows = row_shape(link.resident());
+    // Of this rank's tokens only, with sequence parallelism.
+    float* gradients = call.gradients;
+    const int64_t norm_count = norm_parameters();
+    if (gradients && link.sequence()) {
+      Scratch scratch(call.temporary);
+      gradients = scratch.take_f32(norm_count);
+      call.kernels.fill_zero(gradients, static_cast<size_t>(norm_count) * sizeof(float));
+    }
+    call.kernels.norm_backward({.kind = norm_kind_,
+                                .x_shape = rows,
+                                .dy_shape = rows,
+                                .dx_shape = rows,
+                                .x = x,
+                                .weight = ConstRef(call.weights).at(norm_),
+                                .dy = call.saved[kNormGradient],
+                                .mean = norm_kind_ == NormKind::kLayer ? call.saved[kMean].f32() : nullptr,
+                                .reciprocal = call.saved[kReciprocal].f32(),
+                                .dresidual = {},
+                                .dx = dx,
+                                .dweight = gradients ? gradients + norm_ : nullptr,
+                                .dbias = gradients && norm_bias_ >= 0 ? gradients + norm_bias_ : nullptr});
+    if (!gradients || !link.sequence()) return;
+    link.sum_all(gradients, norm_count);
+    call.kernels.add(ref(call.gradients), ref(static_cast<const float*>(gradients)), norm_count);
   }
 
   void logits(const LayerCall& call, ConstRef x, int64_t rows, float* logits) const override {
+    require(part_.size == 1, "logits of a model that is cut over {} ranks", part_.size);
     Scratch scratch(call.temporary);
-    const Buffers buffers = lay_out(scratch, rows, x.dtype);
+    const Buffers buffers = lay_out(scratch, rows, rows, x.dtype);
     normalise(call, x, rows, buffers.normed, buffers.mean, buffers.reciprocal);
     // In chunks no wider than the other layers' products, so that the workspace need not grow for the
     // vocabulary.
@@ -100,7 +127,7 @@ class HeadLayerImplementation final : public HeadLayer {
 
   int64_t logits_temporary_bytes(int64_t rows, DType dtype) const override {
     Scratch scratch;
-    lay_out(scratch, rows, dtype);
+    lay_out(scratch, rows, rows, dtype);
     scratch.take(rows * hidden_, dtype);
     return scratch.peak();
   }
@@ -108,16 +135,21 @@ class HeadLayerImplementation final : public HeadLayer {
  private:
   struct Buffers {
     Ref normed;                                    // [tokens, hidden]
-    float *mean = nullptr, *reciprocal = nullptr;  // [tokens]
+    Ref gradient;                                  // [tokens, hidden]; sequence parallelism only
+    float *mean = nullptr, *reciprocal = nullptr;  // [resident]
   };
 
-  Buffers lay_out(Scratch& scratch, int64_t tokens, DType dtype) const {
+  Buffers lay_out(Scratch& scratch, int64_t tokens, int64_t resident, DType dtype) const {
     Buffers buffers;
     buffers.normed = scratch.take(tokens * hidden_, dtype);
-    buffers.reciprocal = scratch.take_f32(tokens);
-    if (norm_kind_ == NormKind::kLayer) buffers.mean = scratch.take_f32(tokens);
+    if (part_.sequence) buffers.gradient = scratch.take(tokens * hidden_, dtype);
+    buffers.reciprocal = scratch.take_f32(resident);
+    if (norm_kind_ == NormKind::kLayer) buffers.mean = scratch.take_f32(resident);
     return buffers;
   }
+
+  // Elements from the block's beginning to the end of the norm's parameters.
+  int64_t norm_parameters() const { return (norm_bias_ >= 0 ? norm_bias_ : norm_) + hidden_; }
 
   RowShape row_shape(int64_t tokens) const {
     return {.outer = tokens, .inner = 1, .columns = hidden_, .outer_stride = hidden_};
@@ -140,23 +172,35 @@ class HeadLayerImplementation final : public HeadLayer {
   }
 
   ClassifierResult classify(const LayerCall& call, ConstRef x, float* dweight) const {
+    const TensorLink link(call, part_, hidden_);
+    const int64_t tokens = call.batch.count();
     Scratch scratch(call.temporary);
-    Buffers buffers = lay_out(scratch, call.batch.count(), x.dtype);
+    Buffers buffers = lay_out(scratch, tokens, link.resident(), x.dtype);
     const bool train = !call.saved.empty();
+    Ref dx;
     if (train) {
       buffers.reciprocal = call.saved[kReciprocal].f32();
       if (norm_kind_ == NormKind::kLayer) buffers.mean = call.saved[kMean].f32();
+      dx = link.sequence() ? buffers.gradient : call.saved[kNormGradient];
     }
-    normalise(call, x, call.batch.count(), buffers.normed, buffers.mean, buffers.reciprocal);
-    return call.kernels.classifier({.tokens = call.batch.count(),
-                                    .hidden = hidden_,
-                                    .vocabulary = vocabulary_,
-                                    .x = buffers.normed,
-                                    .weight = classifier_weight(call),
-                                    .labels = call.batch.labels,
-                                    .dx = train ? call.saved[kNormGradient] : Ref{},
-                                    .dweight = train ? dweight : nullptr,
-                                    .token_losses = call.token_losses});
+    normalise(call, x, link.resident(), link.own(buffers.normed), buffers.mean, buffers.reciprocal);
+    link.gather(buffers.normed);
+    const ClassifierResult result = call.kernels.classifier(
+        {.tokens = tokens,
+         .hidden = hidden_,
+         .vocabulary = words_.count,
+         .x = buffers.normed,
+         .weight = classifier_weight(call),
+         .labels = call.batch.labels,
+         .dx = dx,
+         .dweight = train ? dweight : nullptr,
+         .token_losses = call.token_losses,
+         .part = {.group = link.cut() ? call.tensor : nullptr, .first = words_.first, .words = vocabulary_}});
+    if (!train) return result;
+    link.sum(dx);
+    if (link.sequence())
+      call.kernels.convert(call.saved[kNormGradient], link.own(dx), link.resident() * hidden_);
+    return result;
   }
 
   ConstRef classifier_weight(const LayerCall& call) const {
@@ -167,7 +211,9 @@ class HeadLayerImplementation final : public HeadLayer {
     return call.gradients ? call.gradients + classifier_ : nullptr;
   }
 
+  TensorPart part_;
   int64_t hidden_, vocabulary_;
+  VocabularyRange words_;
   NormKind norm_kind_;
   float epsilon_;
   bool tied_;
@@ -178,8 +224,8 @@ class HeadLayerImplementation final : public HeadLayer {
 
 }  // namespace
 
-std::unique_ptr<HeadLayer> make_head_layer(const ModelConfig& config) {
-  return std::make_unique<HeadLayerImplementation>(config);
+std::unique_ptr<HeadLayer> make_head_layer(const ModelConfig& config, const TensorPart& part) {
+  return std::make_unique<HeadLayerImplementation>(config, part);
 }
 
 }  // namespace trainer

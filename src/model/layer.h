@@ -3,6 +3,7 @@
 // ... L the transformer blocks, L + 1 the head (final norm, classifier and loss).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -17,6 +18,19 @@ namespace trainer {
 
 enum class InitKind : uint8_t { kNormal, kZero, kOne };
 
+// Which part of a model this rank computes, of the ranks that share every layer: attention heads, the
+// feed-forward layer's width and the vocabulary are cut into `size` parts.
+struct TensorPart {
+  int size = 1, rank = 0;
+  // Between blocks and in norms, each rank holds 1 / size of the tokens, in rank order, instead of all.
+  bool sequence = false;
+};
+
+// Rows and columns of a logical tensor; a vector is one column.
+struct Rectangle {
+  int64_t row = 0, rows = 0, column = 0, columns = 0;
+};
+
 // One logical parameter tensor, named as in the Hugging Face model folder.
 struct ParameterSpec {
   std::string name;
@@ -25,20 +39,51 @@ struct ParameterSpec {
   InitKind init = InitKind::kNormal;
   double init_std = 0;
   bool transposed_on_disk = false;  // GPT-2's Conv1D stores [input, output]
+  // What this rank holds, one after the other, row by row; empty: all of it, and so does every tensor rank.
+  std::vector<Rectangle> held = {};
+  int64_t reserved = 0;  // elements in the block, where other ranks hold more of it; the rest stays zero
+  bool replicated() const { return held.empty(); }
   // Weight decay touches matrices only, embeddings included.
   bool decays() const { return shape.size() >= 2; }
-  int64_t count() const {
+  int64_t logical_count() const {
     int64_t n = 1;
     for (int64_t s : shape) n *= s;
     return n;
   }
+  // Elements held here.
+  int64_t count() const {
+    if (held.empty()) return logical_count();
+    int64_t n = 0;
+    for (const Rectangle& r : held) n += r.rows * r.columns;
+    return n;
+  }
 };
 
-// Where they lie, for a catalogue.
+// Where they lie, for a catalogue: the same on every tensor rank.
 inline std::vector<ParameterExtent> extents(const std::vector<ParameterSpec>& parameters) {
   std::vector<ParameterExtent> extents;
-  for (const ParameterSpec& p : parameters) extents.push_back({p.offset, p.count()});
+  for (const ParameterSpec& p : parameters) extents.push_back({p.offset, std::max(p.reserved, p.count())});
   return extents;
+}
+
+// Elements of a logical tensor that lie one after the other where they are held: `runs` times `length` of
+// them, the beginnings `stride` apart in the logical tensor.
+struct HeldPiece {
+  int64_t begin = 0;   // logical index of the first
+  int64_t offset = 0;  // among the elements held here
+  int64_t length = 0, runs = 1, stride = 0;
+};
+// Elements [begin, begin + count) of those held here, in order.
+std::vector<HeldPiece> held_pieces(const ParameterSpec& parameter, int64_t begin, int64_t count);
+inline std::vector<HeldPiece> held_pieces(const ParameterSpec& parameter) {
+  return held_pieces(parameter, 0, parameter.count());
+}
+// Calls visit(logical index, index among those held, elements) for each run that is contiguous in both.
+template <class Visit>
+void for_each_held_run(const ParameterSpec& parameter, Visit visit) {
+  for (const HeldPiece& piece : held_pieces(parameter))
+    for (int64_t r = 0; r < piece.runs; ++r)
+      visit(piece.begin + r * piece.stride, piece.offset + r * piece.length, piece.length);
 }
 
 // Per-micro-batch inputs. Arrays are [micro_batch * sequence]; a segment's view holds the segment's rows
@@ -78,6 +123,7 @@ struct LayerCall {
   Carry* carry = nullptr;
   uint64_t kept = 0;              // recover: bit i says that saved[i] still holds its values
   float* token_losses = nullptr;  // head: [tokens], the loss of each label, 0 where ignored; may be null
+  TensorGroup* tensor = nullptr;  // of a model that is cut over several ranks
 };
 
 class Layer {
@@ -91,6 +137,8 @@ class Layer {
   // size, with or without saved tensors and carry.
   virtual LayerCatalogue catalogue(int64_t micro_batch, int64_t sequence, DType dtype) const = 0;
 
+  // With TensorPart::sequence, x, y, dx and dy hold this rank's tokens only.
+  //
   // y [tokens, hidden] from x [tokens, hidden] (null for the embedding; not the same memory as y); fills
   // `saved`. The head's y is null and the sum of its losses is returned; when `call.saved` is given it also
   // runs the classifier's backward, which adds the gradient of the classifier's weight. With nothing saved it
@@ -108,12 +156,13 @@ class HeadLayer;  // model/layers.h
 class Model {
  public:
   // `positions` bounds every call's positions (the longest sequence); 0: config.max_position_embeddings.
-  // Rotary tables are made for that many.
-  explicit Model(ModelConfig config, int64_t positions = 0);
+  // Rotary tables are made for that many. Throws InputError when the model cannot be cut as `part` says.
+  explicit Model(ModelConfig config, int64_t positions = 0, TensorPart part = {});
   ~Model();
   Model(Model&&) noexcept;
 
-  const ModelConfig& config() const { return config_; }
+  const ModelConfig& config() const { return config_; }  // of the whole model
+  const TensorPart& part() const { return part_; }
   int layer_count() const { return static_cast<int>(layers_.size()); }  // L + 2
   const Layer& layer(int index) const { return *layers_[static_cast<size_t>(index)]; }
   const HeadLayer& head() const;
@@ -126,6 +175,7 @@ class Model {
 
  private:
   ModelConfig config_;
+  TensorPart part_;
   std::vector<float> rope_tables_;
   std::vector<std::unique_ptr<Layer>> layers_;
 };
@@ -134,5 +184,7 @@ class Model {
 // (seed, parameter name, global element index) only.
 void initialize_parameter(const ParameterSpec& parameter, uint64_t seed, int64_t begin,
                           std::span<float> values);
+// The same for the elements held here: `values` [parameter.count()].
+void initialize_held(const ParameterSpec& parameter, uint64_t seed, std::span<float> values);
 
 }  // namespace trainer

@@ -1,21 +1,25 @@
 #include <algorithm>
 
+#include "base/error.h"
 #include "model/layers.h"
+#include "model/tensor_part.h"
 
 namespace trainer {
 
-Model::Model(ModelConfig config, int64_t positions) : config_(std::move(config)) {
+Model::Model(ModelConfig config, int64_t positions, TensorPart part)
+    : config_(std::move(config)), part_(part) {
   validate(config_, "model");
+  check_parts(config_, part_.size);
   if (positions <= 0) positions = config_.max_position_embeddings;
   RopeTables rope;
   if (config_.rope()) {
     rope_tables_ = make_rope_tables(config_, positions);
     rope = {rope_tables_.data(), rope_tables_.data() + rope_tables_.size() / 2, positions};
   }
-  layers_.push_back(make_embedding_layer(config_));
+  layers_.push_back(make_embedding_layer(config_, part_));
   for (int64_t i = 0; i < config_.num_layers; ++i)
-    layers_.push_back(make_transformer_block(config_, i, rope));
-  layers_.push_back(make_head_layer(config_));
+    layers_.push_back(make_transformer_block(config_, i, rope, part_));
+  layers_.push_back(make_head_layer(config_, part_));
 }
 
 Model::~Model() = default;
@@ -24,21 +28,23 @@ Model::Model(Model&&) noexcept = default;
 const HeadLayer& Model::head() const { return static_cast<const HeadLayer&>(*layers_.back()); }
 
 WorkspaceShape Model::workspace_shape(int64_t micro_batch, int64_t sequence, DType dtype) const {
-  const int64_t up_width = config_.gated_mlp() ? 2 * config_.ffn_hidden_size : config_.ffn_hidden_size;
+  const ModelConfig own = part_of(config_, part_);
+  const int64_t up_width = own.gated_mlp() ? 2 * own.ffn_hidden_size : own.ffn_hidden_size;
   return {.dtype = dtype,
           .tokens = micro_batch * sequence,
-          .widest_row = std::max({config_.hidden_size, config_.q_width() + 2 * config_.kv_width(), up_width}),
-          .hidden = config_.hidden_size,
-          .vocabulary = config_.vocabulary_size,
+          .widest_row = std::max({own.hidden_size, own.q_width() + 2 * own.kv_width(), up_width}),
+          .hidden = own.hidden_size,
+          .vocabulary = vocabulary_range(config_.vocabulary_size, part_).most,
           .sequence = sequence,
-          .heads = config_.num_attention_heads,
-          .head_dim = config_.head_dim};
+          .heads = own.num_attention_heads,
+          .head_dim = own.head_dim,
+          .tensor_ranks = part_.size};
 }
 
 int64_t Model::parameter_count() const {
   int64_t count = 0;
   for (const auto& layer : layers_)
-    for (const auto& parameter : layer->parameters()) count += parameter.count();
+    for (const auto& parameter : layer->parameters()) count += parameter.logical_count();
   return count;
 }
 

@@ -1,6 +1,7 @@
 // Places a layer's parameters in its flat block.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -26,10 +27,14 @@ class ParameterLayout {
     }
     return begin;
   }
-  int64_t add(ParameterSpec spec) {
+  // `reserved` (elements): the room it takes where other ranks hold more of it, so that all lay out alike.
+  int64_t add(ParameterSpec spec, int64_t reserved = 0) {
+    spec.reserved = reserved;
     std::vector<ParameterSpec> group;
     group.push_back(std::move(spec));
-    return add_group(std::move(group));
+    const int64_t begin = add_group(std::move(group));
+    end_ = std::max(end_, begin + reserved);
+    return begin;
   }
 
   int64_t size() const { return (end_ + kAlignment - 1) / kAlignment * kAlignment; }

@@ -27,9 +27,13 @@ BlockNames hugging_face_names(const std::string& prefix) {
 
 }  // namespace
 
-TransformerBlock::TransformerBlock(const ModelConfig& config, int64_t index, const RopeTables& rope)
-    : config_(config), name_(fmt::format("block {}", index)), rope_(rope) {
-  config_.source = nullptr;
+TransformerBlock::TransformerBlock(const ModelConfig& config, int64_t index, const RopeTables& rope,
+                                   const TensorPart& part)
+    : config_(part_of(config, part)), part_(part), name_(fmt::format("block {}", index)), rope_(rope) {
+  const auto rows = [&](ParameterSpec spec, const std::vector<int64_t>& heights = {}) {
+    return cut_rows(std::move(spec), part, heights);
+  };
+  const auto columns = [&](ParameterSpec spec) { return cut_columns(std::move(spec), part); };
   const int64_t hidden = config.hidden_size, ffn = config.ffn_hidden_size;
   const int64_t q = config.q_width(), kv = config.kv_width();
   const double std = config.init_std;
@@ -40,45 +44,48 @@ TransformerBlock::TransformerBlock(const ModelConfig& config, int64_t index, con
     const std::string p = fmt::format("transformer.h.{}.", index);
     at_.norm1 = layout_.add(gain_spec(p + "ln_1.weight", hidden));
     at_.norm1_bias = layout_.add(bias_spec(p + "ln_1.bias", hidden));
-    at_.qkv = layout_.add(matrix_spec(p + "attn.c_attn.weight", q + 2 * kv, hidden, std, true));
-    at_.qkv_bias = layout_.add(bias_spec(p + "attn.c_attn.bias", q + 2 * kv));
-    at_.output = layout_.add(matrix_spec(p + "attn.c_proj.weight", hidden, q, residual_std, true));
+    at_.qkv =
+        layout_.add(rows(matrix_spec(p + "attn.c_attn.weight", q + 2 * kv, hidden, std, true), {q, kv, kv}));
+    at_.qkv_bias = layout_.add(rows(bias_spec(p + "attn.c_attn.bias", q + 2 * kv), {q, kv, kv}));
+    at_.output = layout_.add(columns(matrix_spec(p + "attn.c_proj.weight", hidden, q, residual_std, true)));
     at_.output_bias = layout_.add(bias_spec(p + "attn.c_proj.bias", hidden));
     at_.norm2 = layout_.add(gain_spec(p + "ln_2.weight", hidden));
     at_.norm2_bias = layout_.add(bias_spec(p + "ln_2.bias", hidden));
-    at_.up = layout_.add(matrix_spec(p + "mlp.c_fc.weight", ffn, hidden, std, true));
-    at_.up_bias = layout_.add(bias_spec(p + "mlp.c_fc.bias", ffn));
-    at_.down = layout_.add(matrix_spec(p + "mlp.c_proj.weight", hidden, ffn, residual_std, true));
+    at_.up = layout_.add(rows(matrix_spec(p + "mlp.c_fc.weight", ffn, hidden, std, true)));
+    at_.up_bias = layout_.add(rows(bias_spec(p + "mlp.c_fc.bias", ffn)));
+    at_.down = layout_.add(columns(matrix_spec(p + "mlp.c_proj.weight", hidden, ffn, residual_std, true)));
     at_.down_bias = layout_.add(bias_spec(p + "mlp.c_proj.bias", hidden));
     return;
   }
 
   const BlockNames names = hugging_face_names(fmt::format("model.layers.{}.", index));
   at_.norm1 = layout_.add(gain_spec(names.norm1 + ".weight", hidden));
-  at_.qkv = layout_.add_group({matrix_spec(names.q + ".weight", q, hidden, std),
-                               matrix_spec(names.k + ".weight", kv, hidden, std),
-                               matrix_spec(names.v + ".weight", kv, hidden, std)});
+  at_.qkv = layout_.add_group({rows(matrix_spec(names.q + ".weight", q, hidden, std)),
+                               rows(matrix_spec(names.k + ".weight", kv, hidden, std)),
+                               rows(matrix_spec(names.v + ".weight", kv, hidden, std))});
   if (config.qkv_bias)
-    at_.qkv_bias = layout_.add_group({bias_spec(names.q + ".bias", q), bias_spec(names.k + ".bias", kv),
-                                      bias_spec(names.v + ".bias", kv)});
+    at_.qkv_bias =
+        layout_.add_group({rows(bias_spec(names.q + ".bias", q)), rows(bias_spec(names.k + ".bias", kv)),
+                           rows(bias_spec(names.v + ".bias", kv))});
   if (config.qk_norm()) {
     at_.q_norm = layout_.add(gain_spec(names.q_norm + ".weight", config.head_dim));
     at_.k_norm = layout_.add(gain_spec(names.k_norm + ".weight", config.head_dim));
   }
-  at_.output = layout_.add(matrix_spec(names.output + ".weight", hidden, q, residual_std));
+  at_.output = layout_.add(columns(matrix_spec(names.output + ".weight", hidden, q, residual_std)));
   if (config.output_bias) at_.output_bias = layout_.add(bias_spec(names.output + ".bias", hidden));
   at_.norm2 = layout_.add(gain_spec(names.norm2 + ".weight", hidden));
-  at_.up = layout_.add_group({matrix_spec(names.gate + ".weight", ffn, hidden, std),
-                              matrix_spec(names.up + ".weight", ffn, hidden, std)});
+  at_.up = layout_.add_group({rows(matrix_spec(names.gate + ".weight", ffn, hidden, std)),
+                              rows(matrix_spec(names.up + ".weight", ffn, hidden, std))});
   if (config.mlp_bias)
-    at_.up_bias =
-        layout_.add_group({bias_spec(names.gate + ".bias", ffn), bias_spec(names.up + ".bias", ffn)});
-  at_.down = layout_.add(matrix_spec(names.down + ".weight", hidden, ffn, residual_std));
+    at_.up_bias = layout_.add_group(
+        {rows(bias_spec(names.gate + ".bias", ffn)), rows(bias_spec(names.up + ".bias", ffn))});
+  at_.down = layout_.add(columns(matrix_spec(names.down + ".weight", hidden, ffn, residual_std)));
   if (config.mlp_bias) at_.down_bias = layout_.add(bias_spec(names.down + ".bias", hidden));
 }
 
 LayerCatalogue TransformerBlock::catalogue(int64_t micro_batch, int64_t sequence, DType dtype) const {
   const int64_t tokens = micro_batch * sequence, element = static_cast<int64_t>(size_of(dtype));
+  const int64_t resident = resident_tokens(tokens, part_);
   const int64_t q = config_.q_width(), kv = config_.kv_width(), hidden = config_.hidden_size;
   const auto product = [&](int64_t n, int64_t k) {
     return 2.0 * static_cast<double>(tokens) * static_cast<double>(n * k);
@@ -90,7 +97,7 @@ LayerCatalogue TransformerBlock::catalogue(int64_t micro_batch, int64_t sequence
   catalogue.name = name_;
   catalogue.parameters = block_size();
   catalogue.tensors = extents(parameters());
-  catalogue.output_bytes = catalogue.gradient_bytes = tokens * hidden * element;
+  catalogue.output_bytes = catalogue.gradient_bytes = resident * hidden * element;
   const auto save = [&](const char* name, int64_t bytes, double flops,
                         ReuseClass reuse = ReuseClass::kBackward) {
     catalogue.saved.push_back({name, bytes, flops, reuse});
@@ -107,7 +114,7 @@ LayerCatalogue TransformerBlock::catalogue(int64_t micro_batch, int64_t sequence
   save("value", tokens * kv * element, product(kv, hidden), ReuseClass::kLaterSegment);
   save("attention", tokens * q * element, attention);
   save("log_sum_exp", tokens * config_.num_attention_heads * 4, 0);
-  save("residual", tokens * hidden * element, product(hidden, q));
+  save("residual", resident * hidden * element, product(hidden, q));
   save("up", tokens * up_width() * element, product(up_width(), hidden));
 
   Scratch forward, backward;
@@ -118,6 +125,16 @@ LayerCatalogue TransformerBlock::catalogue(int64_t micro_batch, int64_t sequence
   catalogue.forward_flops = product(qkv_width(), hidden) + attention + product(hidden, q) +
                             product(up_width(), hidden) + product(hidden, config_.ffn_hidden_size);
   catalogue.backward_flops = 2 * catalogue.forward_flops;
+
+  const ExchangeCount exchange(part_, tokens, hidden, dtype);
+  for (const auto& one : {exchange.gather(), exchange.sum(), exchange.gather()})
+    catalogue.recover_exchange += one;
+  catalogue.forward_exchange = catalogue.recover_exchange;
+  catalogue.forward_exchange += exchange.sum();
+  for (int half = 0; half < 2; ++half)
+    for (const auto& one : {exchange.gather(), exchange.gather(), exchange.sum()})
+      catalogue.backward_exchange += one;
+  catalogue.backward_exchange += exchange.sum_all(partial_gradients());
   return catalogue;
 }
 
@@ -164,6 +181,21 @@ AttentionShape TransformerBlock::attention_shape(const LayerCall& call, const Ke
           .document_starts = call.batch.document_starts};
 }
 
+int64_t TransformerBlock::partial_gradients() const {
+  int64_t count = 0;
+  for (const ParameterSpec& p : layout_.parameters())
+    if (is_partial(p)) count += p.count();
+  return count;
+}
+
+bool TransformerBlock::is_partial(const ParameterSpec& parameter) const {
+  if (part_.size == 1 || !parameter.replicated()) return false;
+  const int64_t at = parameter.offset;
+  if (at == at_.q_norm || at == at_.k_norm) return true;
+  return part_.sequence &&
+         (at == at_.norm1 || at == at_.norm1_bias || at == at_.norm2 || at == at_.norm2_bias);
+}
+
 void TransformerBlock::check_positions(const BatchView& batch) const {
   if (!config_.rope()) return;
   for (int64_t t = 0; t < batch.count(); ++t)
@@ -188,7 +220,7 @@ void TransformerBlock::linear_parameters_backward(const LayerCall& call, ConstRe
 void TransformerBlock::norm(const LayerCall& call, Ref y, ConstRef x, int64_t weight, int64_t bias,
                             float* mean, float* reciprocal) const {
   const ConstRef weights = call.weights;
-  const RowShape rows{.outer = call.batch.count(),
+  const RowShape rows{.outer = resident_tokens(call.batch.count(), part_),
                       .inner = 1,
                       .columns = config_.hidden_size,
                       .outer_stride = config_.hidden_size};
@@ -240,8 +272,8 @@ void TransformerBlock::rotate(const LayerCall& call, Ref out, int64_t out_stride
 }
 
 std::unique_ptr<Layer> make_transformer_block(const ModelConfig& config, int64_t index,
-                                              const RopeTables& rope) {
-  return std::make_unique<TransformerBlock>(config, index, rope);
+                                              const RopeTables& rope, const TensorPart& part) {
+  return std::make_unique<TransformerBlock>(config, index, rope, part);
 }
 
 }  // namespace trainer

@@ -5,6 +5,10 @@
 // outputs and the activated feed-forward values are not kept: they would be a third of the bytes, and making
 // them again reads and writes about as much memory as keeping them does (well under 1 % of a block's time at
 // the sizes of real models).
+//
+// Cut over a tensor-parallel group, the projections out of the residual stream are cut by output and those
+// back into it by input: widths below are this rank's, and products back into the stream are summed over the
+// ranks. `resident` tokens are all tokens, or this rank's share with sequence parallelism.
 #pragma once
 
 #include <string>
@@ -13,12 +17,13 @@
 #include "model/layers.h"
 #include "model/parameter_layout.h"
 #include "model/scratch.h"
+#include "model/tensor_part.h"
 
 namespace trainer {
 
 class TransformerBlock final : public Layer {
  public:
-  TransformerBlock(const ModelConfig& config, int64_t index, const RopeTables& rope);
+  TransformerBlock(const ModelConfig& config, int64_t index, const RopeTables& rope, const TensorPart& part);
 
   const std::vector<ParameterSpec>& parameters() const override { return layout_.parameters(); }
   int64_t block_size() const override { return layout_.size(); }
@@ -46,7 +51,7 @@ class TransformerBlock final : public Layer {
     Ref key, value;                // [tokens, kv_width]
     Ref attention;                 // [tokens, q_width]
     float* log_sum_exp = nullptr;  // [micro_batch, heads, sequence]
-    Ref residual;                  // [tokens, hidden]
+    Ref residual;                  // [resident, hidden]
     Ref up;                        // [tokens, up_width]
   };
   // Which groups of saved tensors a call makes.
@@ -55,13 +60,15 @@ class TransformerBlock final : public Layer {
   };
   struct ForwardBuffers {
     Ref normed;                                    // [tokens, hidden]
-    float *mean = nullptr, *reciprocal = nullptr;  // [tokens]
+    float *mean = nullptr, *reciprocal = nullptr;  // [resident]
     float* head_reciprocal = nullptr;              // [tokens, heads]
     Ref qkv;                                       // [tokens, q_width + 2 kv_width]
     Ref activated;                                 // [tokens, ffn]
   };
   struct BackwardBuffers {
-    float *mean = nullptr, *reciprocal = nullptr;  // [tokens]
+    float *mean = nullptr, *reciprocal = nullptr;  // [resident]
+    Ref gathered;                        // [tokens, hidden]: dy of all tokens, sequence parallelism only
+    float* partial = nullptr;            // gradients to be summed over the group, in the parameters' order
     Ref normed;                          // [tokens, hidden]: a norm's output, then the gradient towards it
     Ref activated;                       // [tokens, ffn]: activations, then the gradient towards them
     Ref dup;                             // [tokens, up_width]
@@ -111,13 +118,22 @@ class TransformerBlock final : public Layer {
   void norm_backward(const LayerCall& call, ConstRef dy, ConstRef x, int64_t weight, int64_t bias,
                      const BackwardBuffers& buffers, ConstRef dresidual, Ref dx) const;
   // dx lies inside rows of qkv_width().
-  void head_norm_backward(const LayerCall& call, Ref dx, ConstRef x, ConstRef dy, int64_t weight,
-                          int64_t heads, const float* reciprocal) const;
+  void head_norm_backward(const LayerCall& call, const BackwardBuffers& buffers, Ref dx, ConstRef x,
+                          ConstRef dy, int64_t weight, int64_t heads, const float* reciprocal) const;
   // Per-head norm of contiguous rows [tokens, heads * head_dim].
   void head_norm(const LayerCall& call, Ref y, ConstRef x, int64_t weight, int64_t tokens, int64_t heads,
                  float* reciprocal) const;
   void rotate(const LayerCall& call, Ref out, int64_t out_stride, ConstRef in, int64_t in_stride,
               int64_t first, int64_t tokens, int64_t heads, bool inverse) const;
+  // Replicated parameters of whose gradient a rank computes a summand only, from its own tokens or heads.
+  bool is_partial(const ParameterSpec& parameter) const;
+  int64_t partial_gradients() const;
+  // Where a norm's gradient goes: the layer's own, or the summands. Null when frozen.
+  float* norm_gradient(const LayerCall& call, const BackwardBuffers& buffers, int64_t offset) const;
+  // dy of all tokens from that of this rank's.
+  ConstRef gather_gradient(const LayerCall& call, const BackwardBuffers& buffers, ConstRef dy) const;
+  void add_partial_gradients(const LayerCall& call, const BackwardBuffers& buffers) const;
+  TensorLink link(const LayerCall& call) const { return {call, part_, config_.hidden_size}; }
   AttentionShape attention_shape(const LayerCall& call, const KeyValues& kv) const;
   static KeyValues key_values(const LayerCall& call, const Saved& saved);
 
@@ -128,7 +144,8 @@ class TransformerBlock final : public Layer {
   NormKind norm_kind() const { return config_.rms_norm() ? NormKind::kRms : NormKind::kLayer; }
   void check_positions(const BatchView& batch) const;
 
-  ModelConfig config_;  // without its JSON source
+  ModelConfig config_;  // of this rank's part, without its JSON source
+  TensorPart part_;
   std::string name_;
   RopeTables rope_;
   Offsets at_;

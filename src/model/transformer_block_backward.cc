@@ -8,8 +8,11 @@ TransformerBlock::BackwardBuffers TransformerBlock::lay_out_backward(Scratch& sc
   const int64_t q = config_.q_width(), kv = config_.kv_width(), heads = config_.num_attention_heads;
   BackwardBuffers buffers;
   buffers.normed = scratch.take(tokens * config_.hidden_size, dtype);
-  buffers.reciprocal = scratch.take_f32(tokens);
-  if (!config_.rms_norm()) buffers.mean = scratch.take_f32(tokens);
+  const int64_t resident = resident_tokens(tokens, part_);
+  buffers.reciprocal = scratch.take_f32(resident);
+  if (!config_.rms_norm()) buffers.mean = scratch.take_f32(resident);
+  if (part_.sequence) buffers.gathered = scratch.take(tokens * config_.hidden_size, dtype);
+  if (const int64_t partial = partial_gradients(); partial > 0) buffers.partial = scratch.take_f32(partial);
 
   // The feed-forward half and the attention half are never alive together.
   const int64_t half = scratch.used();
@@ -38,10 +41,34 @@ void TransformerBlock::backward(const LayerCall& call, ConstRef x, ConstRef dy, 
   const BackwardBuffers buffers =
       lay_out_backward(scratch, call.batch.count(), x.dtype, call.carry == nullptr);
   const Saved saved = bind(call);
+  if (buffers.partial && call.gradients)
+    call.kernels.fill_zero(buffers.partial, static_cast<size_t>(partial_gradients()) * sizeof(float));
   // dx holds the gradient towards the residual stream between the halves until attention's share is added;
   // from then on dy is not read, so the two may be the same memory.
   feed_forward_backward(call, saved, buffers, dy, dx);
   attention_backward(call, saved, buffers, x, dx);
+  if (buffers.partial && call.gradients) add_partial_gradients(call, buffers);
+}
+
+void TransformerBlock::add_partial_gradients(const LayerCall& call, const BackwardBuffers& buffers) const {
+  link(call).sum_all(buffers.partial, partial_gradients());
+  const float* from = buffers.partial;
+  for (const ParameterSpec& p : layout_.parameters()) {
+    if (!is_partial(p)) continue;
+    call.kernels.add(ref(call.gradients + p.offset), ref(from), p.count());
+    from += p.count();
+  }
+}
+
+float* TransformerBlock::norm_gradient(const LayerCall& call, const BackwardBuffers& buffers,
+                                       int64_t offset) const {
+  if (!call.gradients || offset < 0) return nullptr;
+  float* to = buffers.partial;
+  for (const ParameterSpec& p : layout_.parameters()) {
+    if (p.offset == offset) return is_partial(p) ? to : call.gradients + offset;
+    if (is_partial(p)) to += p.count();
+  }
+  return nullptr;
 }
 
 void TransformerBlock::feed_forward_backward(const LayerCall& call, const Saved& saved,
@@ -50,27 +77,41 @@ void TransformerBlock::feed_forward_backward(const LayerCall& call, const Saved&
   const int64_t hidden = config_.hidden_size, ffn = config_.ffn_hidden_size, tokens = call.batch.count();
   KernelSet& kernels = call.kernels;
   const ConstRef weights = call.weights;
+  const ConstRef whole = gather_gradient(call, buffers, dy);
 
   if (call.gradients) {
     if (config_.gated_mlp())
       kernels.swiglu_forward(buffers.activated, saved.up, tokens, ffn);
     else
       kernels.gelu_forward(buffers.activated, saved.up, tokens * ffn, config_.gelu_exact);
-    linear_parameters_backward(call, dy, buffers.activated, at_.down, at_.down_bias, hidden, ffn);
+    linear_parameters_backward(call, whole, buffers.activated, at_.down, at_.down_bias, hidden, ffn);
   }
   const Ref dactivated = buffers.activated;
-  kernels.linear_backward_input(dactivated, dy, weights.at(at_.down), tokens, hidden, ffn, false);
+  kernels.linear_backward_input(dactivated, whole, weights.at(at_.down), tokens, hidden, ffn, false);
   if (config_.gated_mlp())
     kernels.swiglu_backward(buffers.dup, dactivated, saved.up, tokens, ffn);
   else
     kernels.gelu_backward(buffers.dup, dactivated, saved.up, tokens * ffn, config_.gelu_exact);
 
   // Made again even when frozen: its statistics are needed below.
-  norm(call, buffers.normed, saved.residual, at_.norm2, at_.norm2_bias, buffers.mean, buffers.reciprocal);
+  const TensorLink link = this->link(call);
+  norm(call, link.own(buffers.normed), saved.residual, at_.norm2, at_.norm2_bias, buffers.mean,
+       buffers.reciprocal);
+  if (call.gradients) link.gather(buffers.normed);
   linear_parameters_backward(call, buffers.dup, buffers.normed, at_.up, at_.up_bias, up_width(), hidden);
   const Ref dnormed = buffers.normed;
   kernels.linear_backward_input(dnormed, buffers.dup, weights.at(at_.up), tokens, up_width(), hidden, false);
-  norm_backward(call, dnormed, saved.residual, at_.norm2, at_.norm2_bias, buffers, dy, dresidual);
+  link.sum(dnormed);
+  norm_backward(call, link.own(dnormed), saved.residual, at_.norm2, at_.norm2_bias, buffers, dy, dresidual);
+}
+
+ConstRef TransformerBlock::gather_gradient(const LayerCall& call, const BackwardBuffers& buffers,
+                                           ConstRef dy) const {
+  const TensorLink link = this->link(call);
+  if (!link.sequence()) return dy;
+  call.kernels.convert(link.own(buffers.gathered), dy, link.resident() * config_.hidden_size);
+  link.gather(buffers.gathered);
+  return buffers.gathered;
 }
 
 void TransformerBlock::attention_backward(const LayerCall& call, const Saved& saved,
@@ -78,6 +119,7 @@ void TransformerBlock::attention_backward(const LayerCall& call, const Saved& sa
   const int64_t hidden = config_.hidden_size, q = config_.q_width(), tokens = call.batch.count();
   KernelSet& kernels = call.kernels;
   const ConstRef weights = call.weights;
+  const ConstRef whole = gather_gradient(call, buffers, dx);
 
   KeyValues kv = key_values(call, saved);
   if (!call.carry) {
@@ -88,20 +130,23 @@ void TransformerBlock::attention_backward(const LayerCall& call, const Saved& sa
     kernels.fill_zero(kv.dv, bytes);
   }
 
-  linear_parameters_backward(call, dx, saved.attention, at_.output, at_.output_bias, hidden, q);
-  kernels.linear_backward_input(buffers.dattention, dx, weights.at(at_.output), tokens, hidden, q, false);
+  linear_parameters_backward(call, whole, saved.attention, at_.output, at_.output_bias, hidden, q);
+  kernels.linear_backward_input(buffers.dattention, whole, weights.at(at_.output), tokens, hidden, q, false);
   if (config_.qk_norm()) norm_and_rotate_query(call, saved.query_raw, buffers.query, buffers.head_reciprocal);
   const Ref query = config_.qk_norm() ? buffers.query : saved.query;
   kernels.attention_backward(buffers.dquery, kv.dk, kv.dv, buffers.dattention, saved.attention,
                              saved.log_sum_exp, query, kv.k, kv.v, attention_shape(call, kv));
   split_gradients(call, saved, buffers, kv);
 
-  norm(call, buffers.normed, x, at_.norm1, at_.norm1_bias, buffers.mean, buffers.reciprocal);
+  const TensorLink link = this->link(call);
+  norm(call, link.own(buffers.normed), x, at_.norm1, at_.norm1_bias, buffers.mean, buffers.reciprocal);
+  if (call.gradients) link.gather(buffers.normed);
   linear_parameters_backward(call, buffers.dqkv, buffers.normed, at_.qkv, at_.qkv_bias, qkv_width(), hidden);
   const Ref dnormed = buffers.normed;
   kernels.linear_backward_input(dnormed, buffers.dqkv, weights.at(at_.qkv), tokens, qkv_width(), hidden,
                                 false);
-  norm_backward(call, dnormed, x, at_.norm1, at_.norm1_bias, buffers, dx, dx);
+  link.sum(dnormed);
+  norm_backward(call, link.own(dnormed), x, at_.norm1, at_.norm1_bias, buffers, dx, dx);
 }
 
 // Gradients towards rotated query and key, and value, become one matrix of gradients towards the projections.
@@ -115,7 +160,7 @@ void TransformerBlock::split_gradients(const LayerCall& call, const Saved& saved
 
   if (config_.qk_norm()) {
     rotate(call, buffers.dquery, q, buffers.dquery, q, 0, tokens, heads, true);
-    head_norm_backward(call, buffers.dqkv, saved.query_raw, buffers.dquery, at_.q_norm, heads,
+    head_norm_backward(call, buffers, buffers.dqkv, saved.query_raw, buffers.dquery, at_.q_norm, heads,
                        buffers.head_reciprocal);
   } else if (config_.rope()) {
     rotate(call, buffers.dqkv, width, buffers.dquery, q, 0, tokens, heads, true);
@@ -139,15 +184,16 @@ void TransformerBlock::split_gradients(const LayerCall& call, const Saved& saved
   if (config_.qk_norm()) {
     // Only the statistics are wanted.
     head_norm(call, buffers.key_scratch, saved.key_raw, at_.k_norm, tokens, groups, buffers.head_reciprocal);
-    head_norm_backward(call, buffers.dqkv.at(q), saved.key_raw, ref(static_cast<const float*>(buffers.dkey)),
-                       at_.k_norm, groups, buffers.head_reciprocal);
+    head_norm_backward(call, buffers, buffers.dqkv.at(q), saved.key_raw,
+                       ref(static_cast<const float*>(buffers.dkey)), at_.k_norm, groups,
+                       buffers.head_reciprocal);
   }
 }
 
 void TransformerBlock::norm_backward(const LayerCall& call, ConstRef dy, ConstRef x, int64_t weight,
                                      int64_t bias, const BackwardBuffers& buffers, ConstRef dresidual,
                                      Ref dx) const {
-  const RowShape rows{.outer = call.batch.count(),
+  const RowShape rows{.outer = resident_tokens(call.batch.count(), part_),
                       .inner = 1,
                       .columns = config_.hidden_size,
                       .outer_stride = config_.hidden_size};
@@ -162,12 +208,13 @@ void TransformerBlock::norm_backward(const LayerCall& call, ConstRef dy, ConstRe
                               .reciprocal = buffers.reciprocal,
                               .dresidual = dresidual,
                               .dx = dx,
-                              .dweight = call.gradients ? call.gradients + weight : nullptr,
-                              .dbias = call.gradients && bias >= 0 ? call.gradients + bias : nullptr});
+                              .dweight = norm_gradient(call, buffers, weight),
+                              .dbias = norm_gradient(call, buffers, bias)});
 }
 
-void TransformerBlock::head_norm_backward(const LayerCall& call, Ref dx, ConstRef x, ConstRef dy,
-                                          int64_t weight, int64_t heads, const float* reciprocal) const {
+void TransformerBlock::head_norm_backward(const LayerCall& call, const BackwardBuffers& buffers, Ref dx,
+                                          ConstRef x, ConstRef dy, int64_t weight, int64_t heads,
+                                          const float* reciprocal) const {
   const RowShape contiguous{.outer = call.batch.count(),
                             .inner = heads,
                             .columns = config_.head_dim,
@@ -185,7 +232,7 @@ void TransformerBlock::head_norm_backward(const LayerCall& call, Ref dx, ConstRe
                               .reciprocal = reciprocal,
                               .dresidual = {},
                               .dx = dx,
-                              .dweight = call.gradients ? call.gradients + weight : nullptr,
+                              .dweight = norm_gradient(call, buffers, weight),
                               .dbias = nullptr});
 }
 

@@ -9,8 +9,9 @@ TransformerBlock::ForwardBuffers TransformerBlock::lay_out_forward(Scratch& scra
   const int64_t q = config_.q_width(), kv = config_.kv_width(), heads = config_.num_attention_heads;
   ForwardBuffers buffers;
   buffers.normed = scratch.take(tokens * config_.hidden_size, dtype);
-  buffers.reciprocal = scratch.take_f32(tokens);
-  if (!config_.rms_norm()) buffers.mean = scratch.take_f32(tokens);
+  const int64_t resident = resident_tokens(tokens, part_);
+  buffers.reciprocal = scratch.take_f32(resident);
+  if (!config_.rms_norm()) buffers.mean = scratch.take_f32(resident);
 
   // The attention half and the feed-forward half are never alive together.
   const int64_t half = scratch.used();
@@ -66,6 +67,8 @@ void TransformerBlock::run(const LayerCall& call, ConstRef x, Ref y, Saved saved
   Scratch scratch(call.temporary);
   const ForwardBuffers buffers = lay_out_forward(scratch, tokens, x.dtype, saved, call.carry == nullptr);
   const KeyValues kv = key_values(call, saved);
+  const TensorLink link = this->link(call);
+  const int64_t resident = link.resident() * hidden;
   const bool keep_residual = static_cast<bool>(saved.residual);
   const Ref residual = keep_residual ? saved.residual : y;
 
@@ -77,11 +80,17 @@ void TransformerBlock::run(const LayerCall& call, ConstRef x, Ref y, Saved saved
                                    attention_shape(call, kv));
   }
   if (wanted.residual) {
-    linear(call, residual, saved.attention, at_.output, at_.output_bias, hidden, config_.q_width());
-    call.kernels.add(residual, x, tokens * hidden);
+    const Ref output = link.sequence() ? buffers.normed : residual;
+    linear(call, output, saved.attention, at_.output, link.adds_bias() ? at_.output_bias : -1, hidden,
+           config_.q_width());
+    link.sum(output);
+    if (link.sequence()) call.kernels.convert(residual, link.own(output), resident);
+    call.kernels.add(residual, x, resident);
   }
   if (wanted.up) {
-    norm(call, buffers.normed, residual, at_.norm2, at_.norm2_bias, buffers.mean, buffers.reciprocal);
+    norm(call, link.own(buffers.normed), residual, at_.norm2, at_.norm2_bias, buffers.mean,
+         buffers.reciprocal);
+    link.gather(buffers.normed);
     linear(call, saved.up, buffers.normed, at_.up, at_.up_bias, up_width(), hidden);
   }
   if (!wanted.output) return;
@@ -90,10 +99,12 @@ void TransformerBlock::run(const LayerCall& call, ConstRef x, Ref y, Saved saved
     call.kernels.swiglu_forward(buffers.activated, saved.up, tokens, ffn);
   else
     call.kernels.gelu_forward(buffers.activated, saved.up, tokens * ffn, config_.gelu_exact);
-  // The sum's operands may swap places between the two cases: addition gives the same bits.
-  const Ref down = keep_residual ? y : buffers.normed;
-  linear(call, down, buffers.activated, at_.down, at_.down_bias, hidden, ffn);
-  call.kernels.add(y, keep_residual ? residual : down, tokens * hidden);
+  // The sum's operands may swap places between the cases: addition gives the same bits.
+  const Ref down = keep_residual && !link.sequence() ? y : buffers.normed;
+  linear(call, down, buffers.activated, at_.down, link.adds_bias() ? at_.down_bias : -1, hidden, ffn);
+  link.sum(down);
+  if (keep_residual && link.sequence()) call.kernels.convert(y, residual, resident);
+  call.kernels.add(y, down.data == y.data ? residual : link.own(down), resident);
 }
 
 void TransformerBlock::project_and_rotate(const LayerCall& call, ConstRef x, const Saved& saved,
@@ -101,7 +112,9 @@ void TransformerBlock::project_and_rotate(const LayerCall& call, ConstRef x, con
   const int64_t q = config_.q_width(), k = config_.kv_width(), width = qkv_width(),
                 groups = config_.num_query_groups;
   const int64_t tokens = call.batch.count();
-  norm(call, buffers.normed, x, at_.norm1, at_.norm1_bias, buffers.mean, buffers.reciprocal);
+  const TensorLink link = this->link(call);
+  norm(call, link.own(buffers.normed), x, at_.norm1, at_.norm1_bias, buffers.mean, buffers.reciprocal);
+  link.gather(buffers.normed);
   linear(call, buffers.qkv, buffers.normed, at_.qkv, at_.qkv_bias, width, config_.hidden_size);
 
   if (config_.qk_norm()) {

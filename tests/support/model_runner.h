@@ -49,8 +49,13 @@ using WeightFunction = std::function<void(const ParameterSpec&, std::span<float>
 
 class ModelRunner {
  public:
-  ModelRunner(const ModelConfig& config, std::unique_ptr<KernelSet> kernels, DType dtype)
-      : model_(config), kernels_(std::move(kernels)), dtype_(dtype) {
+  // `group`: of a model that is cut over its ranks; `sequence`: its activations too.
+  ModelRunner(const ModelConfig& config, std::unique_ptr<KernelSet> kernels, DType dtype,
+              TensorGroup* group = nullptr, bool sequence = false)
+      : model_(config, 0, group ? TensorPart{group->size(), group->rank(), sequence} : TensorPart{}),
+        kernels_(std::move(kernels)),
+        dtype_(dtype),
+        group_(group) {
     for (int i = 0; i < model_.layer_count(); ++i) {
       weights_.emplace_back(model_.layer(i).block_size() * element());
       weights_.back().zero();
@@ -66,8 +71,12 @@ class ModelRunner {
   void set_weights(const WeightFunction& fill) {
     for (int i = 0; i < model_.layer_count(); ++i)
       for (const auto& spec : model_.layer(i).parameters()) {
+        std::vector<float> whole(static_cast<size_t>(spec.logical_count()));
+        fill(spec, whole);
         std::vector<float> values(static_cast<size_t>(spec.count()));
-        fill(spec, values);
+        for_each_held_run(spec, [&](int64_t from, int64_t to, int64_t count) {
+          std::copy_n(whole.begin() + from, count, values.begin() + to);
+        });
         kernels_->convert(block(i).at(spec.offset), ref(static_cast<const float*>(values.data())),
                           spec.count());
       }
@@ -219,7 +228,8 @@ class ModelRunner {
                    .gradients = gradients_[static_cast<size_t>(layer)].f32(),
                    .shared_gradients = gradients_[0].f32(),
                    .saved = {},
-                   .temporary = temporary_.bytes()};
+                   .temporary = temporary_.bytes(),
+                   .tensor = group_};
     const bool is_block = layer > 0 && layer + 1 < model_.layer_count();
     if (is_block && !carries_.empty()) {
       call.carry = &carries_[static_cast<size_t>(layer - 1)];
@@ -316,6 +326,7 @@ class ModelRunner {
   Model model_;
   std::unique_ptr<KernelSet> kernels_;
   DType dtype_;
+  TensorGroup* group_;
   std::vector<GuardedBuffer> weights_, gradients_, carry_memory_;
   std::vector<Carry> carries_;
   std::vector<Segment> segments_;
