@@ -33,12 +33,11 @@ struct Halves {
 // sent on. Windows of kSlots chunks slide over each half. A rank starts the messages of a half in the order
 // of its plan and chunk after chunk, so the messages of one tag between two ranks match.
 //
-// No rank waits forever, even with one message under way per rank and a send that lasts until it is received:
-// take the lowest chunk with a contribution that has not arrived; all ranks have posted its receives, for all
-// lower chunks are done. Of those contributions one of the lowest level has what it sums, and its sender is
-// held up neither by a contribution, which would be of a lower place in its order, nor by a result, which is
-// sent only once all contributions of its chunk have gone, and so is of a lower chunk and expected. The same
-// holds for results once there are no contributions.
+// With a gate a rank has one message under way, and it keeps it from starting others until it is received. So
+// that none waits for another in a circle, all ranks then keep to one order of steps: contributions of chunk
+// c, then results of chunk c - kSlots + 1, then contributions of chunk c + 1. A message of the lowest step
+// that is not over finds its receive posted, for all earlier steps are over; and of those messages one of the
+// lowest level has what it passes on.
 class SegmentedCollective : public Request {
  public:
   SegmentedCollective(Communicator& communicator, Halves halves, void* data,
@@ -185,6 +184,12 @@ class SegmentedCollective : public Request {
            }) > 0;
   }
 
+  // Whether all sends of earlier steps have begun.
+  bool its_turn(const Half& half, size_t c) const {
+    if (&half == &up_) return down_.next_chunk + kSlots > c;
+    return up_.next_chunk >= std::min(c + kSlots, chunks_);
+  }
+
   bool start_next(Half& half) {
     while (half.next_chunk < half.posted) {
       const size_t c = half.next_chunk;
@@ -201,7 +206,7 @@ class SegmentedCollective : public Request {
       }
       Window& window = half.window(c);
       if (window.missing[static_cast<size_t>(message.segment)] > 0) return false;
-      if (gate_ && (!outgoing_.empty() || !gate_->open())) return false;
+      if (gate_ && (!outgoing_.empty() || !its_turn(half, c) || !gate_->open())) return false;
       Outgoing& outgoing = outgoing_.emplace_back();
       outgoing.unsent = &window.unsent;
       if (gate_) outgoing.acknowledgement = communicator_.receive(nullptr, 0, message.peer, tag_ + 2);

@@ -99,6 +99,7 @@ struct Driven {
       requests.push_back(all_reduce_sum(counted[r], data[r].data(), count, chunk, staging[r], 0,
                                         {.algorithm = algorithm, .gate = gates[r]}));
   }
+  bool test(size_t rank) { return requests[rank]->test(); }
   bool test() {
     size_t complete = 0;
     for (auto& request : requests) complete += request->test();
@@ -168,6 +169,31 @@ TEST(ChunkGate, WithAGateOneChunkIsUnderWayUntilItIsReceived) {
   while (!free.test()) {
   }
   EXPECT_GT(free.ledger.most[0], 1) << "else the test above could not fail";
+}
+
+// Ranks that are polled at very unequal rates, so that each is now far ahead and now far behind.
+TEST(ChunkGate, NoOrderOfProgressLocksUp) {
+  Gate gate;
+  gate.set(true);
+  for (uint64_t seed = 1; seed <= 84; ++seed) {
+    const Philox random(seed);
+    const int size = 2 + static_cast<int>(seed % 7);
+    const SumAlgorithm algorithm = kAlgorithms[seed / 7 % 4];
+    Driven sum(size, 400, 3, seed % 2 ? Delivery::kRendezvous : Delivery::kEager, algorithm,
+               std::vector<const ChunkGate*>(static_cast<size_t>(size), &gate));
+    size_t polls = 0, complete = 0;
+    std::vector<bool> done(static_cast<size_t>(size));
+    while (complete < done.size() && polls < 2'000'000) {
+      const auto draw = random.block(polls);
+      const size_t rank = draw[0] % done.size();
+      for (uint32_t i = 0; i < 1 + draw[1] % 64; ++i, ++polls)
+        if (!done[rank] && sum.test(rank)) {
+          done[rank] = true;
+          ++complete;
+        }
+    }
+    ASSERT_EQ(complete, done.size()) << "seed " << seed << " size " << size << ' ' << name_of(algorithm);
+  }
 }
 
 TEST(ChunkGate, FlickerAndDelaysChangeNoBits) {
