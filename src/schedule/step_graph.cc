@@ -82,7 +82,8 @@ const char* name_of(TaskKind kind) {
 const char* name_of(LaneKind kind) {
   static constexpr const char* kNames[] = {"compute",          "receive_forward", "send_forward",
                                            "receive_backward", "send_backward",   "collective",
-                                           "host_to_device",   "device_to_host",  "host_compute"};
+                                           "host_to_device",   "device_to_host",  "host_compute",
+                                           "storage_read",     "storage_write"};
   return kNames[static_cast<size_t>(kind)];
 }
 

@@ -26,7 +26,9 @@ enum class LaneKind : uint8_t {
   kCollective,
   kHostToDevice,
   kDeviceToHost,
-  kHostCompute
+  kHostCompute,
+  kStorageRead,
+  kStorageWrite
 };
 enum class LaneOrder : uint8_t { kFifo, kPriority };
 enum class TaskKind : uint8_t {
