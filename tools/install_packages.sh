@@ -15,6 +15,7 @@ packages=(
   libsentencepiece-dev libpcre2-dev libutf8proc-dev                   # tokenizers
   coinor-libcbc-dev                                                   # mixed-integer programs: the planner
   libgtest-dev libgmock-dev                                           # tests
+  iproute2                                                            # tools/slow_link.sh
 )
 case "${1:-}" in
   "") ;;

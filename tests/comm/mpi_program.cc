@@ -1,14 +1,16 @@
 // Runs under mpirun. `equal`: whatever MPI returns must have the bits the in-process ranks return. `fail KIND
 // RANK`: that rank goes down in the given way while the others wait for it. `report`: what the environment
-// says.
+// says. `link BYTES_PER_SECOND`: each rank is a node, and what passes between them is no faster than that.
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "base/error.h"
 #include "comm/collectives.h"
@@ -131,6 +133,35 @@ void fail(Communicator& world, const std::string& kind, int culprit) {
   wait(*world.receive(&value, sizeof value, culprit, 0));  // never comes
 }
 
+// Both ways at once, many small messages or one large one; returns bytes per second and direction.
+double rate(Communicator& world, size_t bytes, int messages) {
+  const int peer = 1 - world.rank();
+  const std::string data(bytes, 'x');
+  std::vector<std::string> got(static_cast<size_t>(messages), std::string(bytes, ' '));
+  world.barrier();
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<RequestPtr> requests;
+  for (std::string& message : got) requests.push_back(world.receive(message.data(), bytes, peer, 5));
+  for (int i = 0; i < messages; ++i) requests.push_back(world.send(data.data(), bytes, peer, 5));
+  for (auto& request : requests) wait(*request);
+  world.barrier();
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  for (const std::string& message : got) expect(message == data, "a message over the link");
+  return static_cast<double>(bytes) * messages / seconds.count();
+}
+
+void check_link(Communicator& world, double limit) {
+  rate(world, 1000, 1);  // connects
+  for (const auto& [bytes, messages] : {std::pair<size_t, int>{4096, 200}, {size_t{2} << 20, 1}}) {
+    const double measured = rate(world, bytes, messages);
+    if (world.rank() == 0)
+      std::printf("%d messages of %zu bytes: %.2f MB/s of %.2f\n", messages, bytes, measured / 1e6,
+                  limit / 1e6);
+    expect(measured < 1.05 * limit, "faster than the link");
+    expect(measured > 0.2 * limit, "much slower than the link");
+  }
+}
+
 int run(const MpiEnvironment& environment, const std::vector<std::string>& arguments) {
   if (arguments[0] == "report") {
     std::printf("rank %d of %d, local %d of %d\n", environment.rank(), environment.size(),
@@ -143,6 +174,13 @@ int run(const MpiEnvironment& environment, const std::vector<std::string>& argum
     return 0;
   }
   expect(world->rank() == environment.rank() && world->size() == environment.size(), "the world");
+  if (arguments[0] == "link") {
+    expect(environment.local_size() == 1 && world->size() == 2 && world->nodes() == std::vector{0, 1},
+           "nodes");
+    check_link(*world, std::stod(arguments[1]));
+    check_sums(*world);
+    return 0;
+  }
   expect(environment.local_size() == world->size() && environment.local_rank() == world->rank(),
          "local ranks");
   expect(world->nodes() == std::vector(static_cast<size_t>(world->size()), 0), "nodes");
