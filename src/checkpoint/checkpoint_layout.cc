@@ -32,6 +32,29 @@ int64_t element_count(std::span<const int64_t> shape) {
   return count;
 }
 
+bool SliceExtent::fits(int64_t whole) const {
+  if (begin < 0 || count < 0 || begin > whole || count > whole - begin || stride < 0) return false;
+  if (stride == 0) return true;
+  if (run <= 0 || run > stride || count == 0 || count % run != 0) return false;
+  const int64_t last = count / run - 1, room = whole - begin - run;  // runs after the first, elements for them
+  return room >= 0 && last <= room / stride;
+}
+
+std::optional<Misfit> find_misfit(std::span<const SliceExtent> slices, int64_t whole) {
+  std::vector<std::pair<int64_t, int64_t>> runs;  // begin, end
+  for (const SliceExtent& s : slices)
+    for (int64_t r = 0; r < s.runs(); ++r)
+      runs.emplace_back(s.begin + r * s.stride, s.begin + r * s.stride + s.length());
+  std::sort(runs.begin(), runs.end());
+  int64_t expected = 0;
+  for (const auto& [begin, end] : runs) {
+    if (begin != expected) return Misfit{std::min(begin, expected), begin < expected};
+    expected = end;
+  }
+  if (expected != whole) return Misfit{expected, false};
+  return std::nullopt;
+}
+
 std::string hexadecimal(uint64_t value) { return fmt::format("{:016x}", value); }
 
 uint64_t parse_hexadecimal(const std::string& text, const std::string& where) {

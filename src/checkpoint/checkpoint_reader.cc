@@ -59,23 +59,31 @@ void CheckpointReader::add_tensor(const std::string& name, const Json& entry) {
     tensor.count = element_count(tensor.shape);
     for (const Json& slice : entry.at("slices")) {
       const auto part = slice.at(0).get<size_t>();
-      tensor.slices.push_back({part, slice.at(1).get<int64_t>(), slice.at(2).get<int64_t>(), nullptr});
+      SliceExtent extent{slice.at(1).get<int64_t>(), slice.at(2).get<int64_t>()};
+      if (slice.size() > 3) {
+        extent.run = slice.at(3).get<int64_t>();
+        extent.stride = slice.at(4).get<int64_t>();
+      }
+      tensor.slices.push_back({part, extent, nullptr});
     }
   } catch (const nlohmann::json::exception& e) {
     input_error("{}: tensor '{}': {}", manifest_, name, e.what());
   }
-  int64_t expected = 0;
+  std::vector<SliceExtent> extents;
   for (Slice& slice : tensor.slices) {
-    if (slice.part >= parts_.size() || slice.begin != expected || slice.count < 0)
+    const SliceExtent& extent = slice.extent;
+    if (slice.part >= parts_.size() || !extent.fits(tensor.count))
       input_error("{}: tensor '{}': its parts do not fit together", manifest_, name);
-    expected += slice.count;
     const SafetensorsFile& file = parts_[slice.part];
-    slice.stored = file.find(slice_name(name, slice.begin, slice.count, tensor.count));
-    if (!slice.stored || slice.stored->count() != slice.count || slice.stored->type != TensorType::kF32)
-      input_error("{}: does not hold elements {} to {} of tensor '{}'", file.path().string(), slice.begin,
-                  expected, name);
+    slice.stored = file.find(slice_name(name, extent.begin, extent.count, tensor.count));
+    if (!slice.stored || slice.stored->count() != extent.count || slice.stored->type != TensorType::kF32)
+      input_error("{}: does not hold elements {} to {} of tensor '{}'", file.path().string(), extent.begin,
+                  extent.end(), name);
+    extents.push_back(extent);
   }
-  if (expected != tensor.count) input_error("{}: tensor '{}': elements are missing", manifest_, name);
+  if (const auto misfit = find_misfit(extents, tensor.count))
+    input_error("{}: tensor '{}': element {} is {}", manifest_, name, misfit->element,
+                misfit->twice ? "there twice" : "missing");
   tensors_.emplace(name, std::move(tensor));
 }
 
@@ -99,11 +107,21 @@ void CheckpointReader::read(const std::string& name, int64_t begin, std::span<fl
     input_error("{}: tensor '{}' has {} elements, {} to {} are wanted", manifest_, name, tensor.count, begin,
                 end);
   for (const Slice& slice : tensor.slices) {
-    const int64_t from = std::max(begin, slice.begin), to = std::min(end, slice.begin + slice.count);
-    if (from >= to) continue;
-    parts_[slice.part].read(
-        *slice.stored, from - slice.begin,
-        values.subspan(static_cast<size_t>(from - begin), static_cast<size_t>(to - from)));
+    const SliceExtent& extent = slice.extent;
+    if (extent.count == 0 || extent.begin >= end || extent.end() <= begin) continue;
+    // The first run that ends after `begin`.
+    int64_t run = 0;
+    if (extent.stride > 0 && begin >= extent.begin + extent.run)
+      run = (begin - extent.begin - extent.run) / extent.stride + 1;
+    for (; run < extent.runs(); ++run) {
+      const int64_t first = extent.begin + run * extent.stride;
+      if (first >= end) break;
+      const int64_t from = std::max(begin, first), to = std::min(end, first + extent.length());
+      if (from >= to) continue;
+      parts_[slice.part].read(
+          *slice.stored, run * extent.length() + from - first,
+          values.subspan(static_cast<size_t>(from - begin), static_cast<size_t>(to - from)));
+    }
   }
 }
 

@@ -1,5 +1,7 @@
 #include "checkpoint/model_source.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -88,7 +90,20 @@ std::unique_ptr<ModelSource> open_model_source(const fs::path& path) {
 void read_parameter(const ModelSource& source, const ParameterSpec& parameter, std::span<float> values) {
   require(static_cast<int64_t>(values.size()) == parameter.count(), "{} values for parameter '{}' of {}",
           values.size(), parameter.name, parameter.count());
-  source.read(parameter, 0, values);
+  if (parameter.replicated()) return source.read(parameter, 0, values);
+  // A transposed tensor is read file row by file row whatever part is wanted: all at once.
+  std::vector<float> whole;
+  if (parameter.transposed_on_disk) {
+    whole.resize(static_cast<size_t>(parameter.logical_count()));
+    source.read(parameter, 0, whole);
+  }
+  for_each_held_run(parameter, [&](int64_t from, int64_t to, int64_t count) {
+    const auto part = values.subspan(static_cast<size_t>(to), static_cast<size_t>(count));
+    if (whole.empty())
+      source.read(parameter, from, part);
+    else
+      std::copy_n(whole.begin() + from, count, part.begin());
+  });
 }
 
 void read_layer(const ModelSource& source, const Layer& layer, std::span<float> block) {

@@ -40,7 +40,7 @@ class ModelSource {
 // or one checkpoint.
 std::unique_ptr<ModelSource> open_model_source(const std::filesystem::path& path);
 
-// The whole tensor.
+// What is held here of it: [parameter.count()].
 void read_parameter(const ModelSource& source, const ParameterSpec& parameter, std::span<float> values);
 // All parameters of `layer` into its flat block [layer.block_size()]; the padding between them is left alone.
 void read_layer(const ModelSource& source, const Layer& layer, std::span<float> block);

@@ -37,43 +37,52 @@ void require_finite(const std::string& name, int64_t begin, std::span<const floa
 
 Json to_json(const PartInfo& part) {
   Json slices = Json::array();
-  for (const auto& slice : part.slices)
+  for (const auto& slice : part.slices) {
     slices.push_back(
         {{"name", slice.name}, {"shape", slice.shape}, {"begin", slice.begin}, {"count", slice.count}});
+    if (slice.stride == 0) continue;
+    slices.back()["run"] = slice.run;
+    slices.back()["stride"] = slice.stride;
+  }
   return {{"file", part.file},
           {"bytes", part.bytes},
           {"checksum", hexadecimal(part.checksum)},
           {"slices", slices}};
 }
 
-// Tensor name -> {"shape", "slices": [[part, begin, count], ...]}, checked to be whole.
+// Tensor name -> {"shape", "slices": [[part, begin, count], ...]}, checked to be whole. Slices with a stride
+// are [part, begin, count, run, stride].
 Json tensor_table(std::span<const PartInfo> parts) {
   struct Entry {
     const std::vector<int64_t>* shape;
-    std::vector<std::array<int64_t, 3>> slices;
+    std::vector<std::pair<size_t, SliceExtent>> slices;  // by part
   };
   std::map<std::string, Entry> tensors;
   for (size_t p = 0; p < parts.size(); ++p)
     for (const auto& slice : parts[p].slices) {
       auto& entry = tensors.try_emplace(slice.name, Entry{&slice.shape, {}}).first->second;
       require(*entry.shape == slice.shape, "tensor '{}' was saved with two shapes", slice.name);
-      entry.slices.push_back({static_cast<int64_t>(p), slice.begin, slice.count});
+      entry.slices.push_back({p, {slice.begin, slice.count, slice.run, slice.stride}});
     }
   // The members are known to differ, and looking each one up among the others would take quadratic time.
   Json::object_t table;
   table.reserve(tensors.size());
   for (auto& [name, entry] : tensors) {
     std::sort(entry.slices.begin(), entry.slices.end(),
-              [](const auto& a, const auto& b) { return a[1] < b[1]; });
-    int64_t expected = 0;
-    for (const auto& [part, begin, count] : entry.slices) {
-      require(begin == expected, "tensor '{}': element {} was saved {}", name, std::min(begin, expected),
-              begin < expected ? "twice" : "by nobody");
-      expected += count;
+              [](const auto& a, const auto& b) { return a.second.begin < b.second.begin; });
+    std::vector<SliceExtent> extents;
+    Json slices = Json::array();
+    for (const auto& [part, extent] : entry.slices) {
+      extents.push_back(extent);
+      slices.push_back({part, extent.begin, extent.count});
+      if (extent.stride == 0) continue;
+      slices.back().push_back(extent.run);
+      slices.back().push_back(extent.stride);
     }
-    require(expected == element_count(*entry.shape), "tensor '{}': elements from {} were saved by nobody",
-            name, expected);
-    table.push_back({name, Json{{"shape", *entry.shape}, {"slices", entry.slices}}});
+    const auto misfit = find_misfit(extents, element_count(*entry.shape));
+    require(!misfit, "tensor '{}': element {} was saved {}", name, misfit ? misfit->element : 0,
+            misfit && misfit->twice ? "twice" : "by nobody");
+    table.push_back({name, Json{{"shape", *entry.shape}, {"slices", std::move(slices)}}});
   }
   return Json(std::move(table));
 }
@@ -136,9 +145,10 @@ PartInfo write_part(const fs::path& directory, int writer, std::span<const PartT
   for (const auto& tensor : tensors) {
     const auto count = static_cast<int64_t>(tensor.values.size());
     const int64_t whole = element_count(tensor.shape);
-    require(tensor.begin >= 0 && tensor.begin + count <= whole, "tensor '{}': elements {} to {} of {}",
-            tensor.name, tensor.begin, tensor.begin + count, whole);
-    part.slices.push_back({tensor.name, tensor.shape, tensor.begin, count});
+    const SliceExtent extent{tensor.begin, count, tensor.run, tensor.stride};
+    require(extent.fits(whole), "tensor '{}': elements {} to {} of {}", tensor.name, tensor.begin,
+            extent.end(), whole);
+    part.slices.push_back({tensor.name, tensor.shape, tensor.begin, count, tensor.run, tensor.stride});
     declarations.push_back({slice_name(tensor.name, tensor.begin, count, whole), TensorType::kF32,
                             count == whole ? tensor.shape : std::vector<int64_t>{count}});
   }
@@ -168,7 +178,8 @@ PartInfo read_part_info(const fs::path& directory, int writer) {
     part.checksum = parse_hexadecimal(json_string(json, "checksum", path), path);
     for (const Json& slice : json.at("slices"))
       part.slices.push_back({json_string(slice, "name", path), slice.at("shape").get<std::vector<int64_t>>(),
-                             json_integer(slice, "begin", path), json_integer(slice, "count", path)});
+                             json_integer(slice, "begin", path), json_integer(slice, "count", path),
+                             json_integer(slice, "run", path, 0), json_integer(slice, "stride", path, 0)});
     return part;
   } catch (const InputError& e) {
     run_error("the part of writer {} is missing: {}", writer, e.what());

@@ -22,22 +22,25 @@
 #include <vector>
 
 #include "base/json.h"
+#include "checkpoint/checkpoint_layout.h"
 #include "checkpoint/safetensors.h"
 
 namespace trainer {
 
-// Elements [begin, begin + values.size()) of the logical tensor `name`, in row-major order.
+// Some elements of the logical tensor `name`: from `begin` on, in row-major order, as many as there are
+// values. With a stride (elements), runs of `run` elements that begin so far apart: some columns of a matrix.
 struct PartTensor {
   std::string name;
   std::vector<int64_t> shape;  // of the whole logical tensor
   int64_t begin = 0;
   std::span<const float> values;
+  int64_t run = 0, stride = 0;
 };
 
 struct PartSlice {
   std::string name;
   std::vector<int64_t> shape;
-  int64_t begin = 0, count = 0;
+  int64_t begin = 0, count = 0, run = 0, stride = 0;
 };
 
 struct PartInfo {
@@ -92,13 +95,13 @@ class CheckpointReader {
  private:
   struct Slice {
     size_t part;
-    int64_t begin, count;
+    SliceExtent extent;
     const StoredTensor* stored;
   };
   struct Tensor {
     std::vector<int64_t> shape;
     int64_t count = 0;
-    std::vector<Slice> slices;  // ascending, without holes
+    std::vector<Slice> slices;  // hold every element once
   };
   void add_tensor(const std::string& name, const Json& entry);
 

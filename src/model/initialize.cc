@@ -24,11 +24,12 @@ void initialize_parameter(const ParameterSpec& parameter, uint64_t seed, int64_t
     values[i] = std * random.normal(static_cast<uint64_t>(begin) + i);
 }
 
-void initialize_held(const ParameterSpec& parameter, uint64_t seed, std::span<float> values) {
-  for_each_held_run(parameter, [&](int64_t begin, int64_t offset, int64_t count) {
-    initialize_parameter(parameter, seed, begin,
-                         values.subspan(static_cast<size_t>(offset), static_cast<size_t>(count)));
-  });
+void initialize_held(const ParameterSpec& parameter, uint64_t seed, int64_t begin, std::span<float> values) {
+  for_each_held_run(
+      parameter, begin, static_cast<int64_t>(values.size()), [&](int64_t from, int64_t to, int64_t count) {
+        initialize_parameter(parameter, seed, from,
+                             values.subspan(static_cast<size_t>(to - begin), static_cast<size_t>(count)));
+      });
 }
 
 }  // namespace trainer

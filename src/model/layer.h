@@ -80,10 +80,14 @@ inline std::vector<HeldPiece> held_pieces(const ParameterSpec& parameter) {
 }
 // Calls visit(logical index, index among those held, elements) for each run that is contiguous in both.
 template <class Visit>
-void for_each_held_run(const ParameterSpec& parameter, Visit visit) {
-  for (const HeldPiece& piece : held_pieces(parameter))
+void for_each_held_run(const ParameterSpec& parameter, int64_t begin, int64_t count, Visit visit) {
+  for (const HeldPiece& piece : held_pieces(parameter, begin, count))
     for (int64_t r = 0; r < piece.runs; ++r)
       visit(piece.begin + r * piece.stride, piece.offset + r * piece.length, piece.length);
+}
+template <class Visit>
+void for_each_held_run(const ParameterSpec& parameter, Visit visit) {
+  for_each_held_run(parameter, 0, parameter.count(), visit);
 }
 
 // Per-micro-batch inputs. Arrays are [micro_batch * sequence]; a segment's view holds the segment's rows
@@ -184,7 +188,7 @@ class Model {
 // (seed, parameter name, global element index) only.
 void initialize_parameter(const ParameterSpec& parameter, uint64_t seed, int64_t begin,
                           std::span<float> values);
-// The same for the elements held here: `values` [parameter.count()].
-void initialize_held(const ParameterSpec& parameter, uint64_t seed, std::span<float> values);
+// The same for elements [begin, begin + count) of those held here.
+void initialize_held(const ParameterSpec& parameter, uint64_t seed, int64_t begin, std::span<float> values);
 
 }  // namespace trainer

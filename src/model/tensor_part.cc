@@ -37,6 +37,7 @@ std::vector<HeldPiece> held_pieces(const ParameterSpec& parameter, int64_t begin
 }
 
 void check_parts(const ModelConfig& config, int64_t size) {
+  if (size == 1) return;
   struct Divided {
     const char* what;
     int64_t value;

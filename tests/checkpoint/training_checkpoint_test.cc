@@ -104,6 +104,38 @@ TEST(TrainingCheckpoint, ReadsAnyRunOfElements) {
   EXPECT_THAT(message_of([&] { reader.read("c", 0, two); }), HasSubstr("no tensor 'c'"));
 }
 
+// Columns 0-2 and 3-4 of a matrix [40, 5] by two writers, read in any runs.
+TEST(TrainingCheckpoint, ColumnsOfAMatrixByDifferentWriters) {
+  const TestFolder folder;
+  constexpr int64_t kRows = 40, kWidth = 5;
+  std::vector<float> whole(kRows * kWidth);
+  std::iota(whole.begin(), whole.end(), 1.0f);
+  const auto columns = [&](int64_t begin, int64_t count) {
+    std::vector<float> values;
+    for (int64_t row = 0; row < kRows; ++row)
+      for (int64_t c = begin; c < begin + count; ++c)
+        values.push_back(whole[static_cast<size_t>(row * kWidth + c)]);
+    return values;
+  };
+  const auto left = columns(0, 3), right = columns(3, 2);
+  const fs::path directory = begin_checkpoint(folder.path(), 1);
+  write_part(directory, 0, std::vector<PartTensor>{{"m", {kRows, kWidth}, 0, left, 3, kWidth}});
+  // The last row on its own.
+  const auto most = std::span(right).first(2 * (kRows - 1)), last = std::span(right).last(2);
+  write_part(directory, 1,
+             std::vector<PartTensor>{{"m", {kRows, kWidth}, 3, most, 2, kWidth},
+                                     {"m", {kRows, kWidth}, (kRows - 1) * kWidth + 3, last}});
+  const std::vector<PartInfo> parts = {read_part_info(directory, 0), read_part_info(directory, 1)};
+  const CheckpointReader reader(finish_checkpoint(directory, parts, {1, 8, {}}));
+  for (int64_t begin = 0; begin < kRows * kWidth; ++begin)
+    for (int64_t count = 1; begin + count <= kRows * kWidth; count += 3) {
+      std::vector<float> values(static_cast<size_t>(count));
+      reader.read("m", begin, values);
+      for (int64_t i = 0; i < count; ++i)
+        ASSERT_EQ(values[static_cast<size_t>(i)], whole[static_cast<size_t>(begin + i)]) << begin << " " << i;
+    }
+}
+
 TEST(TrainingCheckpoint, EveryElementMustBeSavedOnce) {
   const TestFolder folder;
   const auto values = values_of(1, 1, 4);
@@ -116,7 +148,7 @@ TEST(TrainingCheckpoint, EveryElementMustBeSavedOnce) {
   const auto refusal = [&](std::vector<PartTensor> tensors) {
     return message_of<std::logic_error>([&] { finish(std::move(tensors)); });
   };
-  EXPECT_THAT(refusal({{"a", {4}, 0, span.first(3)}}), HasSubstr("elements from 3 were saved by nobody"));
+  EXPECT_THAT(refusal({{"a", {4}, 0, span.first(3)}}), HasSubstr("element 3 was saved by nobody"));
   EXPECT_THAT(refusal({{"a", {4}, 1, span.first(3)}}), HasSubstr("element 0 was saved by nobody"));
   EXPECT_THAT(refusal({{"a", {4}, 0, span.first(3)}, {"a", {4}, 2, span.first(2)}}),
               HasSubstr("element 2 was saved twice"));

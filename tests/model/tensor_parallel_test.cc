@@ -245,8 +245,8 @@ TEST(TensorPart, InitialValuesAreThoseOfTheWholeTensor) {
       const ParameterSpec &all = whole.layer(l).parameters()[i], &held = part.layer(l).parameters()[i];
       std::vector<float> expected(static_cast<size_t>(all.count())),
           values(static_cast<size_t>(held.count()));
-      initialize_held(all, 3, expected);
-      initialize_held(held, 3, values);
+      initialize_held(all, 3, 0, expected);
+      initialize_held(held, 3, 0, values);
       for_each_held_run(held, [&](int64_t from, int64_t to, int64_t count) {
         for (int64_t e = 0; e < count; ++e)
           ASSERT_EQ(values[static_cast<size_t>(to + e)], expected[static_cast<size_t>(from + e)]) << all.name;
