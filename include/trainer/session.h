@@ -99,8 +99,8 @@ class Session {
 
   // Every parameter of the model, in the model's order.
   std::vector<ParameterInfo> parameters() const;
-  // The fp32 values, row by row; nothing where another stage of the pipeline holds them. Throws for a name
-  // that the model does not have.
+  // The fp32 values, row by row; nothing where another stage of the pipeline holds them, or tensor-parallel
+  // ranks a part each. Throws for a name that the model does not have.
   std::optional<std::vector<float>> parameter(const std::string& name) const;
 
  private:

@@ -52,7 +52,8 @@ struct TrainingSection {
 };
 
 struct ParallelSection {
-  int64_t pipeline_parallel_size = 1, data_parallel_size = 0;
+  int64_t pipeline_parallel_size = 1, data_parallel_size = 0, tensor_parallel_size = 1;
+  std::optional<bool> sequence_parallel;
   std::vector<int64_t> stage_layers;
   int64_t reproducible_group = 0;
 };
@@ -134,7 +135,7 @@ void check_paths(const Config& config);
 // cannot be trained.
 ModelConfig make_model_config(const Config& config, int64_t tokenizer_vocabulary = 0);
 
-// Fills in data_parallel_size and stage_layers and checks that `world_size` ranks, the batch and the layers
+// Fills in data_parallel_size, sequence_parallel and stage_layers and checks that `world_size` ranks, the batch and the layers
 // fit one another. Throws InputError.
 void resolve_parallel(Config& config, const ModelConfig& model, int world_size);
 

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "model/tensor_part.h"
 
 namespace trainer {
 namespace {
@@ -114,6 +115,8 @@ void check_exists(const std::string& key, const std::string& path, const std::st
 void fill_derived_defaults(Config& config) {
   if (!config.data.seed) config.data.seed = config.training.seed;
   if (config.optimizer.lr_decay_steps == 0) config.optimizer.lr_decay_steps = config.training.steps;
+  auto& p = config.parallel;
+  if (!p.sequence_parallel) p.sequence_parallel = p.tensor_parallel_size > 1;
   if (!config.model.hugging_face.empty()) return;
   ModelSection& m = config.model;
   const bool gpt2 = m.architecture == Architecture::kGpt2;
@@ -158,21 +161,46 @@ void check_paths(const Config& config) {
     check_exists("model.initialize_from", config.model.initialize_from, "model folder");
 }
 
+namespace {
+
+void resolve_tensor_parallel(Config& config, const ModelConfig& model) {
+  auto& p = config.parallel;
+  check_parts(model, p.tensor_parallel_size);
+  p.sequence_parallel = p.tensor_parallel_size > 1 && p.sequence_parallel.value_or(true);
+  const int64_t tokens = config.training.micro_batch_size * config.data.sequence_length;
+  if (*p.sequence_parallel && tokens % p.tensor_parallel_size != 0)
+    input_error(
+        "key 'parallel.sequence_parallel': the {} tokens of a micro-batch (training.micro_batch_size x "
+        "data.sequence_length) cannot be divided by 'parallel.tensor_parallel_size' ({}); change one of them "
+        "or set the key to false",
+        tokens, p.tensor_parallel_size);
+}
+
+}  // namespace
+
 void resolve_parallel(Config& config, const ModelConfig& model, int world_size) {
   auto& p = config.parallel;
-  const int64_t stages = p.pipeline_parallel_size;
-  if (world_size % stages != 0)
+  const int64_t stages = p.pipeline_parallel_size, tensor = p.tensor_parallel_size, one = stages * tensor;
+  if (world_size % one != 0) {
+    if (tensor == 1)
+      input_error(
+          "{} rank{}, but key 'parallel.pipeline_parallel_size' is {}: start a multiple of {} ranks "
+          "(mpirun -n {}), or change the key",
+          world_size, world_size == 1 ? "" : "s", stages, stages, stages);
     input_error(
-        "{} rank{}, but key 'parallel.pipeline_parallel_size' is {}: start a multiple of {} ranks "
-        "(mpirun -n {}), or change the key",
-        world_size, world_size == 1 ? "" : "s", stages, stages, stages);
-  if (p.data_parallel_size == 0) p.data_parallel_size = world_size / stages;
-  if (stages * p.data_parallel_size != world_size)
+        "{} rank{}, but 'parallel.pipeline_parallel_size' x 'parallel.tensor_parallel_size' is {} x {}: "
+        "start "
+        "a multiple of {} ranks (mpirun -n {}), or change the keys",
+        world_size, world_size == 1 ? "" : "s", stages, tensor, one, one);
+  }
+  if (p.data_parallel_size == 0) p.data_parallel_size = world_size / one;
+  if (one * p.data_parallel_size != world_size)
     input_error(
-        "{} ranks, but 'parallel.pipeline_parallel_size' x 'parallel.data_parallel_size' is {} x {} = {}; "
-        "start that "
-        "many ranks, or set data_parallel_size to 0 to have it follow",
-        world_size, stages, p.data_parallel_size, stages * p.data_parallel_size);
+        "{} ranks, but 'parallel.pipeline_parallel_size' x 'parallel.data_parallel_size'{} is {} x {}{} = "
+        "{}; start that many ranks, or set data_parallel_size to 0 to have it follow",
+        world_size, tensor > 1 ? " x 'parallel.tensor_parallel_size'" : "", stages, p.data_parallel_size,
+        tensor > 1 ? fmt::format(" x {}", tensor) : "", one * p.data_parallel_size);
+  resolve_tensor_parallel(config, model);
 
   const auto& t = config.training;
   if (t.global_batch_size % (t.micro_batch_size * p.data_parallel_size) != 0)

@@ -176,8 +176,15 @@ std::vector<Field> describe(ParallelSection& c) {
   f.add("pipeline_parallel_size", c.pipeline_parallel_size, "Pipeline stages.")
       .at_least(1)
       .known_as({"pipeline_parallel_degree", "pp", "num_stages"});
+  f.add("tensor_parallel_size", c.tensor_parallel_size,
+        "Ranks that share every layer: attention heads, feed-forward width and vocabulary are cut over them.")
+      .at_least(1)
+      .known_as({"tensor_model_parallel_size", "tensor_parallel_degree", "tp"});
+  f.add("sequence_parallel", c.sequence_parallel,
+        "Norms and what lies between the layers are cut over the tensor-parallel ranks too, by tokens.")
+      .defaults_to("true where tensor_parallel_size is above 1");
   f.add("data_parallel_size", c.data_parallel_size,
-        "Replicas of the pipeline; 0: ranks / pipeline_parallel_size.")
+        "Replicas of the pipeline; 0: ranks / (pipeline_parallel_size x tensor_parallel_size).")
       .at_least(0)
       .known_as({"data_parallel_replicate_degree", "dp"});
   f.add("stage_layers", c.stage_layers,
@@ -336,7 +343,7 @@ std::vector<Section> describe(Config& c) {
       describe(c.model));
   add("data", "What is trained on.", describe(c.data));
   add("training", "How long and in which batches.", describe(c.training));
-  add("parallel", "How the work is cut over ranks. Ranks = pipeline_parallel_size x data_parallel_size.",
+  add("parallel", "How the work is cut over ranks. Ranks = pipeline_parallel_size x data_parallel_size x tensor_parallel_size.",
       describe(c.parallel));
   add("schedule", "The order of a step's tasks. Changes time and memory, never what is learned.",
       describe(c.schedule));

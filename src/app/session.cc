@@ -144,7 +144,7 @@ std::optional<std::vector<float>> Session::parameter(const std::string& name) co
     for (const ParameterSpec& p : model.layer(l).parameters()) {
       if (p.name != name) continue;
       const float* values = state_->rank->parameter(name);
-      if (!values) return std::nullopt;
+      if (!values || p.count() != p.logical_count()) return std::nullopt;
       return std::vector<float>(values, values + p.count());
     }
   input_error("the model has no parameter '{}'; parameters() lists them", name);

@@ -82,6 +82,7 @@ void TrainingJob::write_plan(const MemoryPlan& m) {
   plan["program_hash"] = fmt::format("{:016x}", p.hash());
   plan["pipeline_parallel_size"] = p.stages;
   plan["data_parallel_size"] = p.replicas;
+  plan["tensor_parallel_size"] = p.tensor_ranks;
   plan["layers_per_stage"] = config_.parallel.stage_layers;
   plan["micro_batches"] = p.micro_batches;
   plan["parameters"] = rank_->model().parameter_count();

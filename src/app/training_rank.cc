@@ -32,6 +32,8 @@ Problem make_problem(const Config& config, const Model& model, const KernelSet& 
   const auto& t = config.training;
   p.stages = static_cast<int>(config.parallel.pipeline_parallel_size);
   p.replicas = static_cast<int>(config.parallel.data_parallel_size);
+  p.tensor_ranks = model.part().size;
+  p.tensor_staging_bytes = TensorCommunicator::staging_bytes(p.tensor_ranks);
   p.micro_batches = static_cast<int>(t.global_batch_size / (t.micro_batch_size * p.replicas));
   if (config.parallel.reproducible_group > 0)
     p.virtual_ranks = static_cast<int>(config.parallel.reproducible_group) / p.replicas;
@@ -46,6 +48,11 @@ Problem make_problem(const Config& config, const Model& model, const KernelSet& 
   p.passes = config.schedule.passes;
   p.ranks = std::move(ranks);
   return p;
+}
+
+TensorPart tensor_part(const Config& config, int rank) {
+  const int size = static_cast<int>(config.parallel.tensor_parallel_size);
+  return {size, rank % size, size > 1 && config.parallel.sequence_parallel.value_or(true)};
 }
 
 OptimizerSettings make_optimizer_settings(const Config& config) {
@@ -65,7 +72,7 @@ TrainingRank::TrainingRank(const Config& config, const ModelConfig& model, std::
                            Communicator& world, std::shared_ptr<const SampleSource> train,
                            std::shared_ptr<const SampleSource> valid, StepInputs* inputs)
     : config_(config),
-      model_(model, config.data.sequence_length),
+      model_(model, config.data.sequence_length, tensor_part(config, world.rank())),
       kernels_(std::move(kernels)),
       world_(world),
       problem_(make_problem(config, model_, *kernels_, {world.rank()})),
@@ -152,11 +159,16 @@ std::string TrainingRank::describe_plan() const {
   std::string stages;
   for (int s = 0; s < problem_.stages; ++s)
     stages += fmt::format("{}{}", s ? ", " : "", config_.parallel.stage_layers[static_cast<size_t>(s)]);
+  std::string tensor;
+  if (problem_.tensor_ranks > 1)
+    tensor = fmt::format(" x tensor {}{}", problem_.tensor_ranks,
+                         model_.part().sequence ? " with sequence parallelism" : "");
   return fmt::format(
-      "{} | pipeline {} (layers {}) x data {} | {} micro-batches of {} x {} tokens | {} parameters | {} | {} "
+      "{} | pipeline {} (layers {}) x data {}{} | {} micro-batches of {} x {} tokens | {} parameters | {} | "
+      "{} "
       "threads per "
       "rank | program {:016x}",
-      graph_.provenance, problem_.stages, stages, problem_.replicas, problem_.micro_batches,
+      graph_.provenance, problem_.stages, stages, problem_.replicas, tensor, problem_.micro_batches,
       config_.training.micro_batch_size, config_.data.sequence_length, model_.parameter_count(),
       name_of(config_.precision.compute), config_.device.threads, problem_.hash());
 }
@@ -165,17 +177,22 @@ std::unique_ptr<TrainingBinder> TrainingRank::make_binder(const Problem& problem
                                                           WaitLedger* ledger) {
   return std::make_unique<TrainingBinder>(
       TrainingBinder::Parts{problem, world_.rank(), model_, *kernels_, *memory_, communicators_, inputs,
-                            make_optimizer_settings(config_), config_.precision.compute, ledger, &clock_});
+                            make_optimizer_settings(config_), config_.precision.compute, ledger, &clock_,
+                            tensor_ ? &*tensor_ : nullptr});
 }
 
 void TrainingRank::allocate() {
   std::vector<const StepGraph*> between;
   if (valid_inputs_) between.push_back(&evaluation_graph_);
   memory_.emplace(graph_, between, world_.rank());
-  for (size_t b = 0; b < graph_.buffers.size(); ++b)
-    if (graph_.buffers[b].name == "workspace")
-      kernels_->grant_workspace(
-          {memory_->address(graph_, static_cast<BufferId>(b)), static_cast<size_t>(graph_.buffers[b].bytes)});
+  for (size_t b = 0; b < graph_.buffers.size(); ++b) {
+    const auto memory = [&] {
+      return std::span(memory_->address(graph_, static_cast<BufferId>(b)),
+                       static_cast<size_t>(graph_.buffers[b].bytes));
+    };
+    if (graph_.buffers[b].name == "workspace") kernels_->grant_workspace(memory());
+    if (graph_.buffers[b].name == "tensor exchange") tensor_.emplace(*communicators_.tensor, memory());
+  }
   binder_ = make_binder(problem_, *inputs_, &ledger_);
   RuntimeOptions options;
   options.clock = &clock_;
@@ -192,8 +209,8 @@ void TrainingRank::allocate() {
 void TrainingRank::initialize_random() {
   for (const OwnedBlock& block : binder_->blocks(graph_))
     for (const ParameterSpec& parameter : model_.layer(block.layer).parameters())
-      initialize_parameter(parameter, static_cast<uint64_t>(config_.training.seed), 0,
-                           {block.master + parameter.offset, static_cast<size_t>(parameter.count())});
+      initialize_held(parameter, static_cast<uint64_t>(config_.training.seed), 0,
+                      {block.master + parameter.offset, static_cast<size_t>(parameter.count())});
   binder_->refresh_working_weights(graph_);
 }
 
@@ -208,14 +225,18 @@ void TrainingRank::initialize_from(const ModelSource& source) {
 void TrainingRank::restore(const CheckpointReader& checkpoint) {
   for (const OwnedBlock& block : binder_->blocks(graph_))
     for (const ParameterSpec& p : model_.layer(block.layer).parameters()) {
-      const auto count = static_cast<size_t>(p.count());
       const std::vector<int64_t>* shape = checkpoint.shape(p.name);
       if (!shape || *shape != p.shape)
         input_error("{}: parameter '{}' of shape {} is not in the checkpoint",
                     checkpoint.directory().string(), p.name, describe_shape(p.shape));
-      checkpoint.read(p.name, 0, {block.master + p.offset, count});
-      checkpoint.read(p.name + ".moment1", 0, {block.moment1 + p.offset, count});
-      checkpoint.read(p.name + ".moment2", 0, {block.moment2 + p.offset, count});
+      const auto read = [&](const std::string& name, float* state) {
+        for_each_held_run(p, [&](int64_t from, int64_t to, int64_t count) {
+          checkpoint.read(name, from, {state + p.offset + to, static_cast<size_t>(count)});
+        });
+      };
+      read(p.name, block.master);
+      read(p.name + ".moment1", block.moment1);
+      read(p.name + ".moment2", block.moment2);
     }
   binder_->set_updates_done(
       json_integer(checkpoint.state(), "updates_done", checkpoint.directory().string()));
@@ -232,7 +253,8 @@ ClassifierResult TrainingRank::evaluate(int64_t steps) {
   if (steps == 0 || steps > evaluation_batches_) steps = evaluation_batches_;
   evaluation_binder_->set_first_step(1);
   evaluation_runtime_->run(1, static_cast<int>(steps), nullptr);
-  const ClassifierResult mine = evaluation_binder_->take_evaluation();
+  ClassifierResult mine = evaluation_binder_->take_evaluation();
+  if (problem_.tensor_of(world_.rank()) != 0) mine = {};  // the same on all ranks of a tensor-parallel group
   std::array<double, 2> sums{mine.loss_sum, static_cast<double>(mine.valid_tokens)};
   sum_over_ranks(world_, sums);
   return {sums[0], static_cast<int64_t>(sums[1])};
@@ -258,8 +280,16 @@ std::vector<PartTensor> TrainingRank::checkpoint_tensors() {
   for (const OwnedBlock& block : binder_->blocks(graph_)) {
     if (block.copy) continue;
     for (const ParameterSpec& p : model_.layer(block.layer).parameters()) {
-      const auto add = [&](const std::string& name, const float* values) {
-        tensors.push_back({name, p.shape, 0, {values + p.offset, static_cast<size_t>(p.count())}});
+      if (p.replicated() && problem_.tensor_of(world_.rank()) != 0) continue;
+      const auto add = [&](const std::string& name, const float* state) {
+        for (const HeldPiece& piece : held_pieces(p))
+          tensors.push_back(
+              {name,
+               p.shape,
+               piece.begin,
+               {state + p.offset + piece.offset, static_cast<size_t>(piece.length * piece.runs)},
+               piece.length,
+               piece.stride});
       };
       add(p.name, block.master);
       add(p.name + ".moment1", block.moment1);

@@ -10,6 +10,7 @@
 #include "checkpoint/model_source.h"
 #include "checkpoint/training_checkpoint.h"
 #include "runtime/stage_runtime.h"
+#include "runtime/tensor_communicator.h"
 #include "runtime/training_binder.h"
 
 namespace trainer {
@@ -84,6 +85,7 @@ class TrainingRank {
   StepInputs* inputs_ = nullptr;
   int64_t evaluation_batches_ = 0;
   std::optional<RankMemory> memory_;
+  std::optional<TensorCommunicator> tensor_;
   WaitLedger ledger_;
   Clock clock_;
   std::unique_ptr<TrainingBinder> binder_, evaluation_binder_;

@@ -62,9 +62,11 @@ RankCommunicators RankCommunicators::make(Communicator& world, const Problem& pr
   const bool end = stage == 0 || stage == problem.stages - 1;
   RankCommunicators c;
   c.boundary = world.split(0, rank);
-  c.data_parallel = world.split(stage, rank);
-  c.tied = world.split(end ? replica : problem.replicas + rank, rank);
+  const int tensor = problem.tensor_of(rank), tensor_ranks = problem.tensor_ranks;
+  c.data_parallel = world.split(stage * tensor_ranks + tensor, rank);
+  c.tied = world.split(end ? replica * tensor_ranks + tensor : problem.replicas * tensor_ranks + rank, rank);
   c.world = world.split(0, rank);
+  if (tensor_ranks > 1) c.tensor = world.split(rank / tensor_ranks, rank);
   return c;
 }
 
@@ -107,13 +109,16 @@ LayerCall TrainingBinder::call(const StepGraph& graph, const Task& task, int64_t
       saved.push_back({at(graph, use, step), parts_.dtype});
     }
   const Use* temporary = graph.find(task, Role::kTemporary);
-  const auto weights = [&](const Use* use) { return Ref{use ? at(graph, *use, step) : nullptr, parts_.dtype}; };
+  const auto weights = [&](const Use* use) {
+    return Ref{use ? at(graph, *use, step) : nullptr, parts_.dtype};
+  };
   LayerCall call{.kernels = parts_.kernels,
                  .batch = parts_.inputs.micro_batch(step, task.at.micro_batch),
                  .weights = weights(graph.find(task, Role::kWeights)),
                  .shared_weights = weights(graph.find(task, Role::kSharedWeights)),
                  .saved = {},
-                 .temporary = {}};
+                 .temporary = {},
+                 .tensor = parts_.tensor};
   call.saved = saved;
   call.temporary = {at(graph, *temporary, step),
                     static_cast<size_t>(graph.buffers[static_cast<size_t>(temporary->buffer)].bytes)};
@@ -294,9 +299,16 @@ void TrainingBinder::conclude(const StepGraph& graph, const Task& task, int64_t 
   const Problem& p = parts_.problem;
   double squares = 0;
   for (int stage = 0; stage < p.stages; ++stage) {
-    const std::vector<double>& payload = payloads_[static_cast<size_t>(p.rank_of(stage, 0))];
-    const size_t losses = stage == p.stages - 1 ? 2 * static_cast<size_t>(p.virtual_ranks) : 0;
-    for (size_t i = 0; i + losses < payload.size(); ++i) squares += payload[i];
+    size_t next = 0;
+    for (int l = p.first_layer[static_cast<size_t>(stage)]; l < p.first_layer[static_cast<size_t>(stage) + 1];
+         ++l)
+      for (const ParameterSpec& parameter : parts_.model.layer(l).parameters()) {
+        double sum = 0;
+        for (int t = 0; t < (parameter.replicated() ? 1 : p.tensor_ranks); ++t)
+          sum += payloads_[static_cast<size_t>(p.rank_of(stage, 0, t))][next];
+        squares += sum;
+        ++next;
+      }
   }
   std::vector<double> sums;
   StepResult result;

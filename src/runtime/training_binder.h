@@ -44,6 +44,7 @@ struct StepResult {
 // CommunicatorId.
 struct RankCommunicators {
   std::unique_ptr<Communicator> boundary, data_parallel, tied, world;
+  std::unique_ptr<Communicator> tensor;  // of the compute lane; null without tensor parallelism
   // Collective over `world`.
   static RankCommunicators make(Communicator& world, const Problem& problem);
 };
@@ -70,6 +71,7 @@ class TrainingBinder : public KernelBinder {
     DType dtype = DType::kF32;
     WaitLedger* ledger = nullptr;  // may be null
     const Clock* clock = nullptr;
+    TensorGroup* tensor = nullptr;  // null without tensor parallelism
   };
   explicit TrainingBinder(Parts parts);
   ~TrainingBinder() override;

@@ -86,7 +86,8 @@ class PipelineRankWriter : RankWriter {
   // The rank of a neighbouring stage; kNone where there is none or it is this rank itself.
   int peer_of(int stage) const {
     if (stage < 0 || stage == stages_) return kNone;
-    const int rank = problem_.rank_of(stage % problem_.stages, problem_.replica_of(rank_));
+    const int rank =
+        problem_.rank_of(stage % problem_.stages, problem_.replica_of(rank_), problem_.tensor_of(rank_));
     return rank == rank_ ? kNone : rank;
   }
   Task stage_task(TaskKind kind, LaneKind lane, const Slot& slot, int layer) const {
@@ -124,6 +125,8 @@ class PipelineRankWriter : RankWriter {
     }
     temporary_ = make("temporary", temporary, Tier::kShort, true);
     if (problem_.workspace_bytes > 0) make("workspace", problem_.workspace_bytes, Tier::kShort, true);
+    if (problem_.tensor_staging_bytes > 0)
+      make("tensor exchange", problem_.tensor_staging_bytes, Tier::kShort, true);
     if (holds_last() && !problem_.forward_only)
       loss_ = make("loss", 16 * problem_.virtual_ranks, Tier::kMedium);
   }

@@ -19,6 +19,7 @@ uint64_t Problem::hash() const {
   Hasher h;
   h.add(stages)
       .add(replicas)
+      .add(tensor_ranks)
       .add(micro_batches)
       .add(virtual_ranks)
       .add(activation)

@@ -15,22 +15,27 @@ enum class ActivationPolicy : uint8_t { kFullSave, kCheckpoint };
 struct Problem {
   int stages = 1;                      // P
   int replicas = 1;                    // D
+  int tensor_ranks = 1;                // T
   int micro_batches = 1;               // M, of one rank in one step
   int virtual_ranks = 1;               // of one rank (reproducible_group / D); divides micro_batches
   std::vector<LayerCatalogue> layers;  // embedding, blocks, head
   std::vector<int> first_layer;        // of each stage; [stages] = layers.size()
   ActivationPolicy activation = ActivationPolicy::kFullSave;
-  bool forward_only = false;    // evaluation: forwards that keep nothing
-  int64_t element_bytes = 4;    // of working weights; 2: beside an fp32 master copy
-  int64_t workspace_bytes = 0;  // kernels' own scratch, one per compute lane
+  bool forward_only = false;         // evaluation: forwards that keep nothing
+  int64_t element_bytes = 4;         // of working weights; 2: beside an fp32 master copy
+  int64_t workspace_bytes = 0;       // kernels' own scratch, one per compute lane
+  int64_t tensor_staging_bytes = 0;  // scratch of the exchanges within a tensor-parallel group
   std::vector<std::string> passes;
   std::vector<int> ranks;  // to build tasks for; empty: all
 
-  int world_size() const { return stages * replicas; }
-  // Megatron's order: data-parallel ranks are neighbours, stages are far apart.
-  int rank_of(int stage, int replica) const { return stage * replicas + replica; }
-  int stage_of(int rank) const { return rank / replicas; }
-  int replica_of(int rank) const { return rank % replicas; }
+  int world_size() const { return stages * replicas * tensor_ranks; }
+  // Megatron's order: tensor-parallel ranks are neighbours, then data-parallel ones; stages are far apart.
+  int rank_of(int stage, int replica, int tensor = 0) const {
+    return (stage * replicas + replica) * tensor_ranks + tensor;
+  }
+  int stage_of(int rank) const { return rank / (replicas * tensor_ranks); }
+  int replica_of(int rank) const { return rank / tensor_ranks % replicas; }
+  int tensor_of(int rank) const { return rank % tensor_ranks; }
   int layer_count() const { return static_cast<int>(layers.size()); }
   bool tied() const { return layers.back().shared_block == 0; }
   std::vector<int> ranks_to_build() const;

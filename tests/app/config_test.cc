@@ -218,6 +218,51 @@ TEST(Config, RanksBatchAndLayersFit) {
   EXPECT_THAT(error({"parallel.reproducible_group=2"}, 4), HasSubstr("reproducible_group"));
 }
 
+TEST(Config, TensorParallelSizesFitModelRanksAndTokens) {
+  ModelConfig model = layers(4);
+  model.num_attention_heads = 8;
+  model.num_query_groups = 4;
+  model.ffn_hidden_size = 24;
+  model.vocabulary_size = 61;
+  const auto resolve = [&](std::vector<std::string> overrides, int ranks) -> Config {
+    Config c = config_with(std::move(overrides));
+    resolve_parallel(c, model, ranks);
+    return c;
+  };
+  const auto error = [&](std::vector<std::string> overrides, int ranks) -> std::string {
+    try {
+      resolve(std::move(overrides), ranks);
+    } catch (const InputError& e) {
+      return e.what();
+    }
+    return "no error";
+  };
+  const Config c = resolve({"parallel.tensor_parallel_size=2", "parallel.pipeline_parallel_size=2"}, 8);
+  EXPECT_EQ(c.parallel.data_parallel_size, 2);
+  EXPECT_TRUE(c.parallel.sequence_parallel.value());
+  EXPECT_FALSE(resolve({}, 1).parallel.sequence_parallel.value());
+  EXPECT_FALSE(resolve({"parallel.sequence_parallel=true"}, 1).parallel.sequence_parallel.value());
+  EXPECT_FALSE(resolve({"parallel.tensor_parallel_size=2", "parallel.sequence_parallel=false"}, 2)
+                   .parallel.sequence_parallel.value());
+
+  EXPECT_THAT(error({"parallel.tensor_parallel_size=2", "parallel.pipeline_parallel_size=2"}, 6),
+              AllOf(HasSubstr("2 x 2"), HasSubstr("mpirun -n 4")));
+  EXPECT_THAT(error({"parallel.tensor_parallel_size=2", "parallel.data_parallel_size=1"}, 4),
+              HasSubstr("1 x 1 x 2 = 2"));
+  EXPECT_THAT(error({"parallel.tensor_parallel_size=3"}, 3),
+              AllOf(HasSubstr("parallel.tensor_parallel_size"), HasSubstr("model.num_attention_heads")));
+  EXPECT_THAT(error({"parallel.tensor_parallel_size=8"}, 8), HasSubstr("model.num_query_groups"));
+  model.ffn_hidden_size = 25;
+  EXPECT_THAT(error({"parallel.tensor_parallel_size=2"}, 2), HasSubstr("model.ffn_hidden_size"));
+  model.ffn_hidden_size = 24;
+  model.vocabulary_size = 3;
+  EXPECT_THAT(error({"parallel.tensor_parallel_size=4"}, 4), HasSubstr("model.vocabulary_size"));
+  model.vocabulary_size = 61;
+  const std::vector<std::string> odd = {"parallel.tensor_parallel_size=2", "data.sequence_length=33",
+                                        "training.micro_batch_size=1", "training.global_batch_size=1"};
+  EXPECT_THAT(error(odd, 2), AllOf(HasSubstr("parallel.sequence_parallel"), HasSubstr("33 tokens")));
+}
+
 TEST(Config, ResolvedConfigReadsBackTheSame) {
   for (const std::vector<std::string>& overrides :
        {std::vector<std::string>{},

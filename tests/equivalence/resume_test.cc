@@ -1,5 +1,6 @@
 // Stop and resume: a run in pieces, each by other objects and by other plans of one arithmetic class, equals
 // one run.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -63,7 +64,7 @@ void run_job(const GridPlan& plan, int64_t steps, const fs::path& directory, boo
   config.run.progress = ProgressStyle::kLine;
   config.training.log_interval = 1000;
   fs::create_directories(directory);
-  const int world = plan.stages * plan.replicas;
+  const int world = plan.world();
   auto communicators = make_in_process_group(world);
   std::vector<std::exception_ptr> errors(communicators.size());
   std::vector<std::jthread> threads;
@@ -161,6 +162,47 @@ TEST(Resume, AcrossReplicasWithAReproducibleGroup) {
   plan.micro_batches = 8;
   plan.reproducible_group = 4;
   expect_pieces_equal_one_run(plan, {{2, 1, 1}, {4, 1, 2}, {6, 2, 4}});
+}
+
+TEST(Resume, OneTensorParallelSizeAcrossPipelineDegrees) {
+  GridPlan plan;
+  plan.tensor_ranks = 2;
+  expect_pieces_equal_one_run(plan, {{2, 1, 1}, {4, 2, 1}, {6, 1, 1}});
+}
+
+// Another arithmetic class from step 3 on, but from the same state.
+TEST(Resume, AcrossTensorParallelSizes) {
+  const TestFolder folder;
+  GridPlan plan;
+  plan.model = testing::tiny_model(Architecture::kGpt2);
+  plan.tensor_ranks = 2;
+  const auto data = testing::grid_data(plan);
+  run_job(plan, 3, folder / "start", false, data);
+  const RunState start = state_of(folder / "start");
+  std::map<int, RunState> ends;
+  for (const int size : {1, 2, 4}) {
+    const fs::path run = folder / fmt::format("from_{}", size);
+    fs::copy(folder / "start", run, fs::copy_options::recursive);
+    plan.tensor_ranks = size;
+    // Nothing is lost or moved by reading the parts and writing others.
+    plan.prepare = [&](TrainingRank& rank, int) {
+      for (const PartTensor& t : rank.checkpoint_tensors()) {
+        std::vector<float> whole = start.tensors.at(t.name);
+        testing::add_to_state(whole, t);
+        EXPECT_EQ(whole, start.tensors.at(t.name)) << t.name;
+      }
+    };
+    run_job(plan, 5, run, true, data);
+    ends[size] = state_of(run);
+  }
+  for (const auto& [size, end] : ends) {
+    ASSERT_EQ(end.steps.size(), 5u);
+    for (size_t i = 3; i < 5; ++i) EXPECT_NEAR(end.steps[i][0], ends[2].steps[i][0], 1e-4) << size;
+    EXPECT_EQ(end.consumed, ends[2].consumed);
+    EXPECT_EQ(end.updates, ends[2].updates);
+    ASSERT_EQ(end.tensors.size(), start.tensors.size());
+    for (const auto& [name, values] : start.tensors) EXPECT_EQ(end.tensors.at(name).size(), values.size());
+  }
 }
 
 // Other replicas without a group: other bits, but the same data in the same order.

@@ -72,6 +72,9 @@ inline ModelConfig tiny_model(Architecture architecture = Architecture::kLlama, 
 
 struct GridPlan {
   int stages = 1, replicas = 1, micro_batches = 4;  // micro_batches: of the whole global batch
+  int tensor_ranks = 1;
+  bool sequence_parallel = true;
+  int world() const { return stages * replicas * tensor_ranks; }
   int micro_batch_size = 2;
   std::vector<int64_t> stage_layers;  // empty: even
   int reproducible_group = 0;
@@ -79,7 +82,7 @@ struct GridPlan {
   DType dtype = DType::kF32;
   int threads = 1;
   int steps = 3;
-  double clip = 1.0, weight_decay = 0.1;
+  double clip = 1.0, weight_decay = 0.1, adam_eps = 1e-8;
   ModelConfig model = tiny_model();
   InProcessOptions network;
   std::shared_ptr<const SampleSource> data;         // null: invented
@@ -103,6 +106,8 @@ inline Config grid_config(const GridPlan& plan) {
   c.data.sequence_length = 12;
   c.parallel.pipeline_parallel_size = plan.stages;
   c.parallel.data_parallel_size = plan.replicas;
+  c.parallel.tensor_parallel_size = plan.tensor_ranks;
+  c.parallel.sequence_parallel = plan.sequence_parallel;
   c.parallel.stage_layers =
       plan.stage_layers.empty() ? even_stage_layers(plan.model.num_layers, plan.stages) : plan.stage_layers;
   c.parallel.reproducible_group = plan.reproducible_group;
@@ -113,6 +118,7 @@ inline Config grid_config(const GridPlan& plan) {
   c.optimizer.lr_decay_steps = 100;
   c.optimizer.clip_grad = plan.clip;
   c.optimizer.weight_decay = plan.weight_decay;
+  c.optimizer.adam_eps = plan.adam_eps;
   c.device.threads = plan.threads;
   return c;
 }
@@ -122,21 +128,38 @@ inline std::shared_ptr<const SampleSource> grid_data(const GridPlan& plan) {
   return std::make_shared<InventedSource>(12, plan.model.vocabulary_size, 4096);
 }
 
+// Elements held by one rank into the whole tensor, at the logical index of the first.
+inline void put(std::vector<float>& whole, const ParameterSpec& p, const float* held) {
+  whole.resize(static_cast<size_t>(p.logical_count()));
+  for_each_held_run(p, [&](int64_t to, int64_t from, int64_t count) {
+    std::copy_n(held + from, count, whole.begin() + to);
+  });
+}
+
 inline void collect(const TrainingRank& rank, int index, const GridPlan& plan, GridResult& result) {
   for (int l = 0; l < rank.model().layer_count(); ++l)
     for (const ParameterSpec& p : rank.model().layer(l).parameters())
       if (const float* values = rank.parameter(p.name)) {
-        std::vector<float> copy(values, values + p.count());
-        if (l == 0 && plan.model.tie_word_embeddings) result.tied_copies.push_back(copy);
-        if (index % plan.replicas == 0) result.weights.emplace(p.name, std::move(copy));
+        if (l == 0 && plan.model.tie_word_embeddings)
+          result.tied_copies.emplace_back(values, values + p.count());
+        if (rank.problem().replica_of(index) == 0) put(result.weights[p.name], p, values);
       }
+}
+
+inline void add_to_state(std::vector<float>& whole, const PartTensor& t) {
+  size_t count = 1;
+  for (int64_t n : t.shape) count *= static_cast<size_t>(n);
+  whole.resize(count);
+  const size_t run = t.stride > 0 ? static_cast<size_t>(t.run) : t.values.size();
+  for (size_t i = 0; i < t.values.size(); ++i)
+    whole[static_cast<size_t>(t.begin) + i / run * static_cast<size_t>(t.stride) + i % run] = t.values[i];
 }
 
 // Each rank on a thread of its own, through the stage runtime.
 inline GridResult run_grid(const GridPlan& plan) {
   const Config config = grid_config(plan);
   const auto data = grid_data(plan);
-  const int world = plan.stages * plan.replicas;
+  const int world = plan.world();
   auto communicators = make_in_process_group(world, plan.network);
   std::vector<std::unique_ptr<TrainingRank>> ranks(static_cast<size_t>(world));
   GridResult result;
@@ -168,8 +191,7 @@ inline GridResult run_grid(const GridPlan& plan) {
     }
   for (int r = 0; r < world; ++r) collect(*ranks[static_cast<size_t>(r)], r, plan, result);
   for (auto& rank : ranks)
-    for (const PartTensor& t : rank->checkpoint_tensors())
-      result.state[t.name] = {t.values.begin(), t.values.end()};
+    for (const PartTensor& t : rank->checkpoint_tensors()) add_to_state(result.state[t.name], t);
   result.plan = ranks[0]->problem().hash();
   return result;
 }
