@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "ops/op_test.h"
+#include "support/tensor_threads.h"
 
 namespace trainer {
 namespace {
@@ -85,6 +86,47 @@ TEST_P(ClassifierTest, ForwardOnlyAndFrozenWeights) {
   expect_same_bits(untouched.dweight, forward.dweight, "dweight of forward only");
   expect_same_bits(untouched.dweight, frozen.dweight, "dweight of frozen weights");
   expect_same_bits(untouched.token_losses, forward.token_losses, "token losses that were not asked for");
+}
+
+// Words cut over ranks: every rank has the whole loss, its own words' gradient, and a summand of dx.
+TEST_P(ClassifierTest, PartsOfTheVocabularyMakeTheWhole) {
+  constexpr int64_t kTokens = 300, kHidden = 17, kVocabulary = 1001;
+  for (const int ranks : {2, 3}) {
+    Case whole(dtype(), kTokens, kHidden, kVocabulary);
+    const Case before(whole);
+    const ClassifierResult want = reference_->classifier(whole.arguments());
+    std::vector<Case> cases(static_cast<size_t>(ranks), before);
+    std::vector<ClassifierResult> results(cases.size());
+    TensorThreads threads(ranks);
+    threads.run([&](TensorGroup& group) {
+      const auto r = static_cast<size_t>(group.rank());
+      const int64_t begin = kVocabulary * group.rank() / ranks;
+      const int64_t end = kVocabulary * (group.rank() + 1) / ranks;
+      const Granted kernels = granted({.tokens = kTokens,
+                                       .widest_row = kHidden,
+                                       .hidden = kHidden,
+                                       .vocabulary = kVocabulary / ranks + 1,
+                                       .tensor_ranks = ranks});
+      Classifier a = cases[r].arguments();
+      a.vocabulary = end - begin;
+      a.weight = a.weight.at(begin * kHidden);
+      a.dweight += begin * kHidden;
+      a.part = {.group = &group, .first = begin, .words = kVocabulary};
+      results[r] = kernels->classifier(a);
+    });
+    Array dx = Array::filled(DType::kF32, kTokens * kHidden, 0.0), dweight(before.dweight);
+    for (size_t r = 0; r < cases.size(); ++r) {
+      EXPECT_EQ(results[r].valid_tokens, want.valid_tokens);
+      EXPECT_EQ(results[r].loss_sum, results[0].loss_sum);
+      EXPECT_NEAR(results[r].loss_sum, want.loss_sum, tolerance("loss").f32 * (1.0 + want.loss_sum));
+      expect_near(whole.token_losses, cases[r].token_losses, tolerance("loss").f32, "token losses");
+      for (int64_t i = 0; i < dx.size(); ++i) dx.set(i, dx.at(i) + cases[r].dx.at(i));
+      for (int64_t i = 0; i < dweight.size(); ++i)
+        dweight.set(i, dweight.at(i) + cases[r].dweight.at(i) - before.dweight.at(i));
+    }
+    expect_near(whole.dx, dx, 2 * within("classifier"), "dx");
+    expect_near(whole.dweight, dweight, within("classifier weight"), "dweight");
+  }
 }
 
 TEST_P(ClassifierTest, GradientsOfWeightsAddUp) {

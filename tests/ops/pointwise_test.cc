@@ -240,6 +240,7 @@ TEST_P(PointwiseTest, RopeInPlace) {
   expect_same_bits(apart, in_place, "rope");
 }
 
+// Every sixth token is one that the table does not hold.
 TEST_P(PointwiseTest, EmbeddingWithAndWithoutPositions) {
   const Granted kernels = granted({});
   for (const int64_t hidden : {1, 3, 17, 65, 768}) {
@@ -248,7 +249,7 @@ TEST_P(PointwiseTest, EmbeddingWithAndWithoutPositions) {
     const Array dy(dtype(), count * hidden, 3);
     std::vector<int32_t> tokens, positions;
     for (int64_t t = 0; t < count; ++t) {
-      tokens.push_back(static_cast<int32_t>(t * t % 7));
+      tokens.push_back(t % 6 == 5 ? -1 : static_cast<int32_t>(t * t % 7));
       positions.push_back(static_cast<int32_t>(t % places));
     }
     for (const bool placed : {false, true}) {
@@ -261,6 +262,8 @@ TEST_P(PointwiseTest, EmbeddingWithAndWithoutPositions) {
       kernels->embedding_forward(actual.ref(), tokens.data(), table.ref(), where, places_table, count,
                                  hidden);
       expect_near(expected, actual, within("embedding"), "y " + what);
+      for (int64_t c = 0; c < hidden; ++c)
+        EXPECT_EQ(actual.at(5 * hidden + c), placed ? position_table.at(c) : 0.0) << what;
       Array expected_table(DType::kF32, vocabulary * hidden, 5), actual_table(expected_table);
       Array expected_places(DType::kF32, places * hidden, 6), actual_places(expected_places);
       reference_->embedding_backward(expected_table.f32(), tokens.data(),
