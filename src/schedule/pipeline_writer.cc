@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 #include "base/error.h"
@@ -49,16 +50,59 @@ FoldPlan plan_folds(int count) {
   return plan;
 }
 
+// By pipeline rank and slot: the slot of the same rank behind which its send stands, the slot itself or a
+// later one.
+using SendPositions = std::vector<std::vector<size_t>>;
+
+// A send that its receiver is not ready for keeps its buffer. Where ranks send in a circle, a receive must
+// not wait for the memory of such a send, or all wait for each other; so a send stands where its receive is
+// posted when the ranks run their slots in step.
+SendPositions send_positions(const std::vector<std::vector<Slot>>& slots, int stages) {
+  std::map<std::tuple<bool, int, int>, std::pair<size_t, size_t>> place;  // of a slot: rank, index
+  SendPositions positions(slots.size());
+  size_t left = 0;
+  for (size_t r = 0; r < slots.size(); ++r)
+    for (size_t k = 0; k < slots[r].size(); ++k, ++left) {
+      place[{slots[r][k].forward, slots[r][k].stage, slots[r][k].micro_batch}] = {r, k};
+      positions[r].push_back(k);
+    }
+  std::vector<size_t> done(slots.size());
+  // Where the input of a slot comes from; nothing for the ends of the model.
+  const auto source = [&](const Slot& slot) -> const std::pair<size_t, size_t>* {
+    const int from = slot.forward ? slot.stage - 1 : slot.stage + 1;
+    return from < 0 || from == stages ? nullptr : &place.at({slot.forward, from, slot.micro_batch});
+  };
+  while (left > 0) {
+    const size_t before = left;
+    for (size_t r = 0; r < slots.size(); ++r) {
+      if (done[r] == slots[r].size()) continue;
+      const auto* needed = source(slots[r][done[r]]);
+      if (needed && done[needed->first] <= needed->second) continue;
+      if (done[r] + 1 < slots[r].size()) {
+        const auto* posted = source(slots[r][done[r] + 1]);
+        if (posted && done[posted->first] > posted->second)
+          positions[posted->first][posted->second] = done[posted->first] - 1;
+      }
+      ++done[r];
+      --left;
+    }
+    require(left < before, "the slots of the pipeline ranks wait for each other");
+  }
+  return positions;
+}
+
 // Writes the program of one rank.
 class PipelineRankWriter : RankWriter {
  public:
   PipelineRankWriter(StepGraphBuilder& builder, const Problem& problem, int rank, const FoldPlan& folds,
-                     std::vector<Slot> slots)
+                     std::vector<Slot> slots, const std::vector<size_t>& send_positions)
       : RankWriter(builder, rank, problem.stage_of(rank)),
         problem_(problem),
         folds_(folds),
         slots_(std::move(slots)),
+        sends_behind_(slots_.size()),
         stages_(stages_per_rank(problem) * problem.stages) {
+    for (size_t k = 0; k < slots_.size(); ++k) sends_behind_[send_positions[k]].push_back(k);
     note_ends_of_virtual_ranks();
     make_state();
   }
@@ -71,6 +115,7 @@ class PipelineRankWriter : RankWriter {
         forward(slots_[k]);
       else
         backward(slots_[k]);
+      for (size_t s : sends_behind_[k]) send(slots_[s]);
     }
   }
 
@@ -165,7 +210,10 @@ class PipelineRankWriter : RankWriter {
 
   int receiver_of(const Slot& slot) const { return peer_of(slot.forward ? slot.stage + 1 : slot.stage - 1); }
 
-  void send(const Slot& slot, BufferId buffer) {
+  void send(const Slot& slot) {
+    if (receiver_of(slot) == kNone) return;
+    const BufferId buffer = slot.forward ? outputs_.at({last_of(slot.stage), slot.micro_batch})
+                                         : input_gradients_.at({first_of(slot.stage), slot.micro_batch});
     Task t = stage_task(TaskKind::kSend, slot.forward ? LaneKind::kSendForward : LaneKind::kSendBackward,
                         slot, -1);
     t.communicator = receiver_of(slot);
@@ -211,7 +259,6 @@ class PipelineRankWriter : RankWriter {
       }
       builder_.append(std::move(t));
     }
-    if (leaves) send(slot, outputs_.at({last, m}));
   }
 
   void backward(const Slot& slot) {
@@ -241,7 +288,6 @@ class PipelineRankWriter : RankWriter {
         if (l == head() && problem_.tied()) fold(slot.stage, l, v, shared_gradients_, Role::kSharedGradient);
       }
     }
-    if (leaves) send(slot, input_gradients_.at({first, m}));
   }
 
   void fold(int stage, int l, int v, const std::vector<BufferId>& levels, Role role) {
@@ -256,6 +302,7 @@ class PipelineRankWriter : RankWriter {
   const Problem& problem_;
   const FoldPlan& folds_;
   std::vector<Slot> slots_;
+  std::vector<std::vector<size_t>> sends_behind_;
   int stages_;  // of all ranks
   std::map<std::tuple<bool, int, int>, std::pair<Slot, Slot>> ends_;
   std::map<int, BufferId> weights_;
@@ -279,10 +326,19 @@ void write_pipeline(StepGraphBuilder& builder, const Problem& problem, const Pip
   require(problem.micro_batches % problem.virtual_ranks == 0, "{} micro-batches over {} virtual ranks",
           problem.micro_batches, problem.virtual_ranks);
   const FoldPlan folds = plan_folds(problem.virtual_ranks);
+  std::vector<std::vector<Slot>> all;
+  for (int p = 0; p < problem.stages; ++p) all.push_back(slots(p));
+  const int per_rank = stages_per_rank(problem);
+  SendPositions positions;
+  if (per_rank > 1) positions = send_positions(all, per_rank * problem.stages);
   std::map<int, PipelineRankWriter> writers;
-  for (int rank : problem.ranks_to_build())
-    writers.try_emplace(rank, builder, problem, rank, folds, slots(problem.stage_of(rank)))
-        .first->second.write();
+  for (int rank : problem.ranks_to_build()) {
+    const auto p = static_cast<size_t>(problem.stage_of(rank));
+    std::vector<size_t> mine(all[p].size());
+    std::iota(mine.begin(), mine.end(), size_t{0});
+    if (per_rank > 1) mine = positions[p];
+    writers.try_emplace(rank, builder, problem, rank, folds, all[p], mine).first->second.write();
+  }
   for (auto& [rank, writer] : writers)
     for (const auto& [which, receive] : writer.receives) {
       const auto peer = writers.find(builder.task(receive).communicator);

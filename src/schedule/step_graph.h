@@ -158,6 +158,7 @@ class StepGraphBuilder {
   // The lane of this kind on a rank's device; added at first use.
   LaneId lane(int rank, LaneKind kind, int device = 0);
   void record_pass(const std::string& name);
+  void set_period(int steps) { graph_.period = steps; }
 
   StepGraph build();
 
