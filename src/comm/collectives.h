@@ -42,20 +42,22 @@ enum class SumAlgorithm : uint8_t {
 };
 const char* name_of(SumAlgorithm algorithm);
 
-// Lets something more urgent pass: while the gate is closed, a collective starts no chunk.
+// Lets something more urgent pass: while the gate is closed, a collective starts no message.
 class ChunkGate {
  public:
   virtual ~ChunkGate() = default;
-  // Asked by the thread that tests the collective, whenever a chunk could start.
+  // Asked by the thread that tests the collective, whenever a message could start.
   virtual bool open() const = 0;
 };
 
 struct CollectiveOptions {
   SumAlgorithm algorithm = SumAlgorithm::kDirect;
-  // With a gate, a rank has one chunk on its way to others at a time, counted until the receiver has it, so
-  // what passes a closed gate waits behind one chunk at most, not behind what the transport has buffered.
-  // That costs an acknowledgement per chunk: one latency, against the chunk's time on the link. Either all
-  // ranks have a gate or none.
+  // With a gate, a rank has at most one chunk on its way to others, counted until the receiver has it, so
+  // what passes a closed gate waits behind one chunk at most, not behind what the transport has buffered. It
+  // goes as two messages, each acknowledged: with one, a link that is used in both directions would stand
+  // idle half of the time, while the acknowledgement waits behind the peer's own message. What is left of the
+  // cost is a latency per message where the link is faster than the ranks are polled. Either all ranks have a
+  // gate or none.
   //
   // Whoever closes the gate must open it again without waiting for the collective: on this rank or, through
   // what it passes on, on another. It may stay closed while a transfer of this rank is under way, which its

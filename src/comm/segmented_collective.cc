@@ -11,6 +11,7 @@ namespace {
 
 constexpr size_t kUnit = 16;     // elements; owned segments begin at multiples of it
 constexpr size_t kSlots = 2;     // chunks that may be under way at once in each half
+constexpr size_t kGated = 2;     // messages under way with a gate, together one chunk
 constexpr size_t kBlock = 4096;  // elements summed while in the first-level cache
 
 size_t longest_segment(std::span<const Segment> segments) {
@@ -33,11 +34,11 @@ struct Halves {
 // sent on. Windows of kSlots chunks slide over each half. A rank starts the messages of a half in the order
 // of its plan and chunk after chunk, so the messages of one tag between two ranks match.
 //
-// With a gate a rank has one message under way, and it keeps it from starting others until it is received. So
-// that none waits for another in a circle, all ranks then keep to one order of steps: contributions of chunk
-// c, then results of chunk c - kSlots + 1, then contributions of chunk c + 1. A message of the lowest step
-// that is not over finds its receive posted, for all earlier steps are over; and of those messages one of the
-// lowest level has what it passes on.
+// With a gate a rank has kGated messages under way, which keep it from starting others until they are
+// received. So that none waits for another in a circle, all ranks then keep to one order of steps:
+// contributions of chunk c, then results of chunk c - kSlots + 1, then contributions of chunk c + 1. A
+// message of the lowest step that is not over finds its receive posted, for all earlier steps are over; and
+// of those messages one of the lowest level has what it passes on.
 class SegmentedCollective : public Request {
  public:
   SegmentedCollective(Communicator& communicator, Halves halves, void* data,
@@ -59,6 +60,7 @@ class SegmentedCollective : public Request {
               end);
       end += segment.count;
     }
+    if (gate_) chunk = (chunk + kGated - 1) / kGated;
     const size_t longest = longest_segment(segments_);
     chunk_ = std::min(chunk, std::max<size_t>(longest, 1));
     if (size > 1) chunks_ = (longest + chunk_ - 1) / chunk_;
@@ -206,7 +208,7 @@ class SegmentedCollective : public Request {
       }
       Window& window = half.window(c);
       if (window.missing[static_cast<size_t>(message.segment)] > 0) return false;
-      if (gate_ && (!outgoing_.empty() || !its_turn(half, c) || !gate_->open())) return false;
+      if (gate_ && (outgoing_.size() >= kGated || !its_turn(half, c) || !gate_->open())) return false;
       Outgoing& outgoing = outgoing_.emplace_back();
       outgoing.unsent = &window.unsent;
       if (gate_) outgoing.acknowledgement = communicator_.receive(nullptr, 0, message.peer, tag_ + 2);
