@@ -136,7 +136,7 @@ void CheckpointModel::add_capacities() {
 }
 
 // Equations (5) and (6), forward: waiting(w) = waiting(w - 1) + A_w - out(w), and none is left at the end.
-// What goes to storage passes through host memory.
+// What goes to storage passes through host memory and goes on in a later window.
 void CheckpointModel::add_outflow(BoundaryHome home) {
   Flow& flow = flows_[home];
   const auto windows = static_cast<size_t>(layers_);
@@ -153,8 +153,13 @@ void CheckpointModel::add_outflow(BoundaryHome home) {
     flow.write[i] = add(0);
     flow.staged[i] = add(0, left);
     MilpRow write{{{flow.staged[i], 1}, {flow.write[i], 1}, {flow.out[i], -1}}, 0, 0};
-    if (w > 1) write.terms.push_back({flow.staged[i - 1], -1});
+    MilpRow staged{{{flow.write[i], 1}}, -kUnbounded, 0};
+    if (w > 1) {
+      write.terms.push_back({flow.staged[i - 1], -1});
+      staged.terms.push_back({flow.staged[i - 1], -1});
+    }
     program_.rows.push_back(std::move(write));
+    program_.rows.push_back(std::move(staged));
   }
 }
 
@@ -181,8 +186,13 @@ void CheckpointModel::add_inflow(BoundaryHome home) {
     flow.read[i] = add(0);
     flow.fetched[i] = add(0, left);
     MilpRow read{{{flow.fetched[i], 1}, {flow.back[i], 1}, {flow.read[i], -1}}, 0, 0};
-    if (w < layers_) read.terms.push_back({flow.fetched[i + 1], -1});
+    MilpRow fetched{{{flow.back[i], 1}}, -kUnbounded, 0};
+    if (w < layers_) {
+      read.terms.push_back({flow.fetched[i + 1], -1});
+      fetched.terms.push_back({flow.fetched[i + 1], -1});
+    }
     program_.rows.push_back(std::move(read));
+    program_.rows.push_back(std::move(fetched));
   }
 }
 
@@ -305,17 +315,21 @@ void CheckpointModel::place_home(CheckpointSchedule& schedule, BoundaryHome home
 
   // The solver's tolerance is many bytes: hold the marks to what must be exact.
   Cumulative out = cumulative(flow.out, values, true), back = cumulative(flow.back, values, false);
-  for (size_t k = 0; k < forward.size(); ++k)
-    out[k] = k + 1 == forward.size() ? total : std::min(out[k], exists[static_cast<size_t>(forward[k])]);
+  const bool storage = home == BoundaryHome::kStorage;
+  for (size_t k = 0; k < forward.size(); ++k) {
+    const bool last = k + 1 + (storage ? 1 : 0) >= forward.size();
+    out[k] = last ? total : std::min(out[k], exists[static_cast<size_t>(forward[k])]);
+  }
   for (size_t k = 0; k < backward.size(); ++k)
-    back[k] = std::clamp(back[k], due[static_cast<size_t>(backward[k])], total);
+    back[k] = storage && k == 0 ? 0 : std::clamp(back[k], due[static_cast<size_t>(backward[k])], total);
   split(schedule, ascending, bytes, forward, out, &BoundaryPlacement::device_to_host);
   split(schedule, descending, bytes, backward, back, &BoundaryPlacement::host_to_device);
-  if (home != BoundaryHome::kStorage) return;
+  if (!storage) return;
   Cumulative write = cumulative(flow.write, values, true), read = cumulative(flow.read, values, false);
   for (size_t k = 0; k < forward.size(); ++k)
-    write[k] = k + 1 == forward.size() ? total : std::min(write[k], out[k]);
-  for (size_t k = 0; k < backward.size(); ++k) read[k] = std::clamp(read[k], back[k], total);
+    write[k] = k + 1 == forward.size() ? total : k == 0 ? 0 : std::min(write[k], out[k - 1]);
+  for (size_t k = 0; k < backward.size(); ++k)
+    read[k] = std::clamp(read[k], k + 1 == backward.size() ? total : back[k + 1], total);
   split(schedule, ascending, bytes, forward, write, &BoundaryPlacement::storage_write);
   split(schedule, descending, bytes, backward, read, &BoundaryPlacement::storage_read);
 }

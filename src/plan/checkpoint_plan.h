@@ -2,7 +2,8 @@
 // LazyTrain's mixed-integer program (section 4, equations 1 to 7) with its gaps closed. Transfers have
 // windows of the forward and of the backward pass, a reload is complete before the recompute of its edge
 // begins, and device memory is held at every layer of both passes, recompute workspace and bytes in flight
-// included.
+// included. Bytes take a window for each hop: what reaches host memory in one goes on to storage, or up from
+// it, in a later one.
 #pragma once
 
 #include <cstdint>

@@ -122,10 +122,10 @@ class StructureCheck {
     windows(i, "storage_write", b.storage_write, i, layers - 1);
     windows(i, "storage_read", b.storage_read, layers, end);
     for (const WindowBytes& piece : b.storage_write)
-      if (moved(b.storage_write, piece.window, true) > moved(b.device_to_host, piece.window, true))
+      if (moved(b.storage_write, piece.window, true) > moved(b.device_to_host, piece.window - 1, true))
         error("boundary {}: storage_write is ahead of device_to_host in window {}", i, piece.window);
     for (const WindowBytes& piece : b.host_to_device)
-      if (moved(b.host_to_device, piece.window, false) > moved(b.storage_read, piece.window, false))
+      if (moved(b.host_to_device, piece.window, false) > moved(b.storage_read, piece.window + 1, false))
         error("boundary {}: host_to_device is ahead of storage_read in window {}", i, piece.window);
   }
 

@@ -52,7 +52,8 @@ CheckpointSchedule fixed_interval(int layers, int interval);
 
 // What is structurally wrong with the schedule for boundaries of these bytes [layers + 1], one sentence each;
 // empty: nothing. Windows and sums are held against what a step can do: a boundary leaves the device after it
-// exists, is in host memory before it is written on, and is back before the recompute of its edge begins.
+// exists, goes on to storage and comes up from it a window later at the least, and is back before the
+// recompute of its edge begins.
 std::vector<std::string> structural_errors(const CheckpointSchedule& schedule,
                                            const std::vector<int64_t>& boundary_bytes);
 

@@ -215,6 +215,7 @@ class LayerStreamWriter : RankWriter {
       if (const auto back = at_.back.find(begin); back != at_.back.end()) at_.device[begin] = back->second;
       recompute(begin, recompute_ends_ && end > begin + 1 ? end : end - 1, end, m);
       for (int w = end - 1; w >= begin; --w) {
+        weights(w + 1, m);  // first on the lane: what comes back meanwhile is for later layers of the pass
         come_back(w, m);
         Task recover = compute(TaskKind::kRecover, m, w + 1);
         make_saved(recover, Tier::kShort);

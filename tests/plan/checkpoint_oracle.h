@@ -186,10 +186,10 @@ class CheckpointOracle {
       if (at(homes, i) != BoundaryHome::kStorage) continue;
       flow(write, i, i, layers_ - 1);
       flow(read, i, end, layers_);
-      for (int w = i; w < layers_; ++w)
-        before(lp, down[static_cast<size_t>(i)], write[static_cast<size_t>(i)], 0, w);
-      for (int w = end; w <= layers_; ++w)
-        before(lp, read[static_cast<size_t>(i)], up[static_cast<size_t>(i)], w, layers_);
+      // Bytes go on in a later window.
+      const auto k = static_cast<size_t>(i);
+      for (int w = i; w < layers_; ++w) before(lp, down[k], 0, w - 1, write[k], 0, w);
+      for (int w = end; w <= layers_; ++w) before(lp, read[k], w + 1, layers_, up[k], w, layers_);
     }
     link(lp, down, p_.forward_to_host, layers_ - 1, true);
     link(lp, up, p_.backward_to_device, layers_, true);
@@ -199,14 +199,14 @@ class CheckpointOracle {
     return lp.minimum();
   }
 
-  // Within windows [first, last] at least as much moved in `source` as in `target`.
-  static void before(SmallLinearProgram& lp, const std::vector<int>& source, const std::vector<int>& target,
-                     int first, int last) {
+  // At least as much has moved in windows [a, b] of `source` as in [c, d] of `target`.
+  static void before(SmallLinearProgram& lp, const std::vector<int>& source, int a, int b,
+                     const std::vector<int>& target, int c, int d) {
     std::vector<Term> row;
-    for (int w = first; w <= last; ++w) {
-      if (source[static_cast<size_t>(w)] >= 0) row.push_back({source[static_cast<size_t>(w)], -1});
-      if (target[static_cast<size_t>(w)] >= 0) row.push_back({target[static_cast<size_t>(w)], 1});
-    }
+    for (int w = a; w <= b; ++w)
+      if (const int v = source[static_cast<size_t>(w)]; v >= 0) row.push_back({v, -1});
+    for (int w = c; w <= d; ++w)
+      if (const int v = target[static_cast<size_t>(w)]; v >= 0) row.push_back({v, 1});
     lp.at_most(row, 0);
   }
 

@@ -152,7 +152,7 @@ CheckpointProblem needs_storage(double storage_rate) {
 }
 
 TEST(CheckpointPlan, StorageIsUsedWhereItHides) {
-  const CheckpointPlan plan = plan_checkpoints(needs_storage(50));
+  const CheckpointPlan plan = plan_checkpoints(needs_storage(100));
   ASSERT_EQ(plan.status, MilpStatus::kOptimal);
   EXPECT_EQ(plan.schedule.count(BoundaryHome::kStorage), 1);
   EXPECT_EQ(plan.parts.exposed_write + plan.parts.exposed_read, 0);
@@ -176,7 +176,7 @@ TEST(CheckpointPlan, StorageThatWouldBeWaitedForIsNotUsedUnlessThereIsNoPlanWith
 }
 
 TEST(CheckpointPlan, MandatoryTrafficIsReportedAndNotCharged) {
-  CheckpointProblem problem = needs_storage(50);
+  CheckpointProblem problem = needs_storage(100);
   const CheckpointPlanParts before = plan_checkpoints(problem).parts;
   problem.forward_to_device.mandatory.assign(4, 130);
   problem.backward_to_host.mandatory.assign(5, 150);

@@ -13,7 +13,7 @@ const std::vector<int64_t> kBytes = {10, 10, 10, 10, 10, 10};
 CheckpointSchedule mixed() {
   CheckpointSchedule s = fixed_interval(5, 1);
   s.boundaries[1] = {BoundaryHome::kHost, {{1, 4}, {2, 6}}, {}, {}, {{5, 1}, {2, 9}}};
-  s.boundaries[2] = {BoundaryHome::kStorage, {{2, 5}, {3, 5}}, {{3, 10}}, {{4, 10}}, {{4, 5}, {3, 5}}};
+  s.boundaries[2] = {BoundaryHome::kStorage, {{2, 5}, {3, 5}}, {{3, 5}, {4, 5}}, {{5, 10}}, {{4, 5}, {3, 5}}};
   s.boundaries[4] = {};
   return s;
 }
