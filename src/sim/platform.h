@@ -1,4 +1,4 @@
-// What a cluster can do, as data: read from JSON (configs/platforms), docs/platforms.md describes the format.
+// What a cluster can do, as data: read from JSON (configs/platforms).
 #pragma once
 
 #include <array>

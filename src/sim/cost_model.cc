@@ -1,0 +1,341 @@
+#include "sim/cost_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "base/error.h"
+
+namespace trainer {
+namespace {
+
+int log2_up(int n) {
+  int result = 0;
+  while ((1 << result) < n) ++result;
+  return result;
+}
+
+const Link& need(const Platform& platform, LinkUse use, bool across_nodes) {
+  const auto& pair = platform.link(use);
+  const Link& link = across_nodes ? pair.across_nodes : pair.within_node;
+  if (link.bytes_per_second > 0) return link;
+  input_error("platform '{}' has no link 'links.{}.{}', which this plan needs", platform.name, name_of(use),
+              across_nodes ? "across_nodes" : "within_node");
+}
+
+class CostModel {
+ public:
+  CostModel(const StepGraph& graph, const Problem& problem, const Platform& platform)
+      : graph_(graph), problem_(problem), platform_(platform) {
+    const size_t tasks = graph.tasks.size();
+    costs_.seconds.assign(tasks, 0);
+    costs_.bytes.assign(tasks, 0);
+    costs_.rate.assign(tasks, 0);
+    costs_.meeting.assign(tasks, kNone);
+    costs_.link_group.assign(graph.lanes.size(), kNone);
+    for (const Lane& lane : graph.lanes) built_.insert(lane.rank);
+  }
+
+  CostTable make() {
+    for (size_t lane = 0; lane < graph_.lanes.size(); ++lane) {
+      lane_ = static_cast<LaneId>(lane);
+      for (TaskId id : graph_.lanes[lane].program) cost(id);
+    }
+    return std::move(costs_);
+  }
+
+ private:
+  void cost(TaskId id) {
+    const Task& task = graph_.tasks[static_cast<size_t>(id)];
+    const LaneKind lane = graph_.lanes[static_cast<size_t>(lane_)].kind;
+    switch (lane) {
+      case LaneKind::kCompute:
+      case LaneKind::kHostCompute:
+        return compute(id, task, lane == LaneKind::kCompute);
+      case LaneKind::kCollective:
+        return collective(id, task);
+      case LaneKind::kHostToDevice:
+        return move(id, need(platform_, LinkUse::kHostToDevice, false), static_cast<double>(task.bytes),
+                    task.at.rank);
+      case LaneKind::kDeviceToHost:
+        return move(id, need(platform_, LinkUse::kDeviceToHost, false), static_cast<double>(task.bytes),
+                    task.at.rank);
+      case LaneKind::kStorageRead:
+        return move(id, need(platform_, LinkUse::kStorageRead, false), static_cast<double>(task.bytes),
+                    task.at.rank);
+      case LaneKind::kStorageWrite:
+        return move(id, need(platform_, LinkUse::kStorageWrite, false), static_cast<double>(task.bytes),
+                    task.at.rank);
+      default:
+        if (task.kind == TaskKind::kSend)
+          move(id, need(platform_, LinkUse::kBoundary, node_of(task.at.rank) != node_of(task.communicator)),
+               static_cast<double>(task.bytes), task.at.rank);
+    }
+  }
+
+  int node_of(int rank) const { return rank / platform_.devices_per_node; }
+
+  // Bytes read and written on behalf of a task.
+  double traffic(const Task& task) const {
+    double bytes = 0;
+    for (const Use& use : task.uses) {
+      if (use.role == Role::kTemporary) continue;
+      const auto size = static_cast<double>(graph_.buffers[static_cast<size_t>(use.buffer)].bytes);
+      bytes += use.access == Access::kAccumulate ? 2 * size : size;
+    }
+    return bytes;
+  }
+
+  const LayerCatalogue& layer_of(const Task& task) const {
+    return problem_.layers[static_cast<size_t>(task.at.layer_begin)];
+  }
+
+  double recompute_flops(const Task& task) const {
+    double flops = 0;
+    for (const Use& use : task.uses)
+      if (use.role == Role::kSaved && use.access == Access::kWrite)
+        flops += layer_of(task).saved[static_cast<size_t>(use.index)].recompute_flops;
+    return flops;
+  }
+
+  double product_seconds(double flops, double efficiency) const {
+    if (flops == 0) return 0;
+    return flops / (efficiency * platform_.flops_per_second(precision_of(problem_.element_bytes)));
+  }
+
+  // What a layer cut over a tensor-parallel group waits for its peers, which are neighbours.
+  double exchange_seconds(const Task& task) const {
+    TensorExchange exchange;
+    for (int l = task.at.layer_begin; l >= 0 && l < task.at.layer_end; ++l) {
+      const LayerCatalogue& layer = problem_.layers[static_cast<size_t>(l)];
+      if (task.kind == TaskKind::kForward) exchange += layer.forward_exchange;
+      if (task.kind == TaskKind::kBackward) exchange += layer.backward_exchange;
+      if (task.kind == TaskKind::kRecover) exchange += layer.recover_exchange;
+    }
+    if (exchange.count == 0) return 0;
+    const Link& link = need(platform_, LinkUse::kCollective, platform_.devices_per_node == 1);
+    return exchange.count * link.latency_seconds +
+           static_cast<double>(exchange.bytes) / link.bytes_per_second;
+  }
+
+  // The longer of products and memory, or as measured, and the exchanges of cut layers.
+  double kernel_seconds(const Task& task, double memory_seconds) const {
+    const bool one_layer = task.at.layer_begin >= 0 && task.at.layer_end == task.at.layer_begin + 1;
+    const MeasuredLayer* measured =
+        one_layer ? platform_.measurement(shape_of(layer_of(task), problem_.element_bytes)) : nullptr;
+    double flops = 0, efficiency = platform_.forward_efficiency, measured_seconds = -1;
+    switch (task.kind) {
+      case TaskKind::kForward:
+        for (int l = task.at.layer_begin; l < task.at.layer_end; ++l)
+          flops += problem_.layers[static_cast<size_t>(l)].forward_flops;
+        if (measured) measured_seconds = measured->forward_seconds;
+        break;
+      case TaskKind::kBackward:
+        for (int l = task.at.layer_begin; l < task.at.layer_end; ++l)
+          flops += problem_.layers[static_cast<size_t>(l)].backward_flops;
+        efficiency = platform_.backward_efficiency;
+        if (measured) measured_seconds = measured->backward_seconds;
+        break;
+      case TaskKind::kRecover: {
+        flops = recompute_flops(task);
+        efficiency = platform_.recover_efficiency;
+        double all = 0;
+        for (const SavedTensor& saved : layer_of(task).saved) all += saved.recompute_flops;
+        if (measured && measured->recover_seconds >= 0)
+          measured_seconds = measured->recover_seconds * (all > 0 ? flops / all : 1);
+        break;
+      }
+      case TaskKind::kUpdateShard: {
+        const Use* master = graph_.find(task, Role::kMaster);
+        const auto parameters = static_cast<double>(layer_of(task).parameters);
+        if (measured && measured->update_seconds >= 0 && master && parameters > 0)
+          measured_seconds = measured->update_seconds *
+                             static_cast<double>(graph_.buffers[static_cast<size_t>(master->buffer)].bytes) /
+                             (4 * parameters);
+        break;
+      }
+      default:
+        break;
+    }
+    const double alone = measured_seconds >= 0 ? measured_seconds
+                                               : std::max(product_seconds(flops, efficiency), memory_seconds);
+    return alone + exchange_seconds(task);
+  }
+
+  void compute(TaskId id, const Task& task, bool on_device) {
+    const auto index = static_cast<size_t>(id);
+    const double bytes = traffic(task);
+    const bool host = !on_device && task.kind != TaskKind::kRecover;
+    double bandwidth = platform_.memory_bytes_per_second * platform_.memory_efficiency;
+    if (host) {
+      bandwidth = platform_.host_memory_bytes_per_second;
+      if (!(bandwidth > 0))
+        input_error("platform '{}' has no key 'host.memory_bytes_per_second', which this plan needs",
+                    platform_.name);
+    }
+    const double seconds = kernel_seconds(task, bytes / bandwidth);
+    if (host || platform_.memory_group.empty() || bytes == 0 || seconds == 0) {
+      costs_.seconds[index] = seconds + platform_.task_overhead_seconds;
+      return;
+    }
+    // Alone it needs its memory traffic at this rate; with less, it takes longer.
+    costs_.seconds[index] = platform_.task_overhead_seconds;
+    costs_.bytes[index] = bytes;
+    costs_.rate[index] = bytes / seconds;
+    join(platform_.memory_group, task.at.rank);
+  }
+
+  void move(TaskId id, const Link& link, double bytes, int rank) {
+    const auto index = static_cast<size_t>(id);
+    costs_.seconds[index] = link.latency_seconds;
+    costs_.bytes[index] = bytes;
+    costs_.rate[index] = link.bytes_per_second;
+    if (!link.group.empty()) join(link.group, rank);
+  }
+
+  void collective(TaskId id, const Task& task) {
+    const auto index = static_cast<size_t>(id);
+    const auto [devices, beside] = members_of(task);
+    CollectiveCost c;
+    if (task.kind == TaskKind::kNormSync) {
+      // Everyone hears what everyone found.
+      double bytes = 0;
+      for (const Use& use : task.uses)
+        if (use.role == Role::kNorms || use.role == Role::kLoss)
+          bytes += static_cast<double>(graph_.buffers[static_cast<size_t>(use.buffer)].bytes);
+      c = collective_cost(platform_, CollectiveKind::kAllGather, bytes * devices, devices, beside);
+    } else {
+      const CollectiveKind kind = task.kind == TaskKind::kPrefetchWeights ? CollectiveKind::kAllGather
+                                                                          : CollectiveKind::kAllReduce;
+      c = collective_cost(platform_, kind, static_cast<double>(task.bytes), devices, beside);
+    }
+    costs_.seconds[index] = c.seconds;
+    costs_.bytes[index] = c.bytes;
+    costs_.rate[index] = c.rate;
+    if (c.bytes > 0)
+      if (const Link& link = need(platform_, LinkUse::kCollective, c.across_nodes); !link.group.empty())
+        join(link.group, task.at.rank);
+    meet(index, task);
+  }
+
+  static int group_of(const Task& task, const Problem& problem) {
+    return task.communicator == kDataParallel    ? task.at.stage
+           : task.communicator == kTiedEmbedding ? problem.replica_of(task.at.rank)
+                                                 : 0;
+  }
+
+  // How many ranks a collective has, and how many of them are on one node at most.
+  std::pair<int, int> members_of(const Task& task) {
+    const auto [it, fresh] = members_.try_emplace({task.communicator, group_of(task, problem_)});
+    if (!fresh) return it->second;
+    std::map<int, int> by_node;
+    const auto add = [&](int rank) { ++by_node[node_of(rank)]; };
+    if (task.communicator == kDataParallel)
+      for (int replica = 0; replica < problem_.replicas; ++replica)
+        add(problem_.rank_of(task.at.stage, replica));
+    else if (task.communicator == kTiedEmbedding)
+      for (int stage : {0, problem_.stages - 1})
+        add(problem_.rank_of(stage, problem_.replica_of(task.at.rank)));
+    else
+      for (int rank = 0; rank < problem_.world_size(); ++rank) add(rank);
+    for (const auto& [node, count] : by_node) {
+      it->second.first += count;
+      it->second.second = std::max(it->second.second, count);
+    }
+    return it->second;
+  }
+
+  void meet(size_t index, const Task& task) {
+    const int group = group_of(task, problem_);
+    const int ordinal = met_[{task.at.rank, task.communicator}]++;
+    const auto fresh = static_cast<int>(meetings_.size());
+    costs_.meeting[index] = meetings_.try_emplace({task.communicator, group, ordinal}, fresh).first->second;
+  }
+
+  // This lane shares the wire of this name at a rank.
+  void join(const std::string& name, int rank) {
+    int& group = costs_.link_group[static_cast<size_t>(lane_)];
+    const SharedLink& shared = platform_.shared_links.at(name);
+    const int place = shared.scope == SharedLink::Scope::kDevice ? rank
+                      : shared.scope == SharedLink::Scope::kNode ? node_of(rank)
+                                                                 : 0;
+    const auto fresh = static_cast<int>(costs_.group_rate.size());
+    const auto [it, added] = groups_.try_emplace({name, place}, fresh);
+    if (added) costs_.group_rate.push_back(shared.bytes_per_second / ranks_stood_for(shared.scope, place));
+    require(group == kNone || group == it->second, "a lane of rank {} is on two shared links", rank);
+    group = it->second;
+  }
+
+  // How many ranks on a wire each rank of the graph stands for.
+  double ranks_stood_for(SharedLink::Scope scope, int place) const {
+    if (scope == SharedLink::Scope::kDevice) return 1;
+    int real = 0, built = 0;
+    for (int rank = 0; rank < problem_.world_size(); ++rank)
+      if (scope == SharedLink::Scope::kPlatform || node_of(rank) == place) {
+        ++real;
+        built += static_cast<int>(built_.count(rank));
+      }
+    return static_cast<double>(real) / built;
+  }
+
+  const StepGraph& graph_;
+  const Problem& problem_;
+  const Platform& platform_;
+  CostTable costs_;
+  LaneId lane_ = kNone;
+  std::set<int> built_;
+  std::map<std::pair<std::string, int>, int> groups_;
+  std::map<std::pair<int, int>, std::pair<int, int>> members_;  // by communicator and group
+  std::map<std::pair<int, int>, int> met_;             // collectives so far, by rank and communicator
+  std::map<std::tuple<int, int, int>, int> meetings_;  // by communicator, group and ordinal
+};
+
+}  // namespace
+
+CollectiveCost collective_cost(const Platform& platform, CollectiveKind kind, double bytes, int devices,
+                               int devices_per_node) {
+  CollectiveCost cost;
+  if (devices <= 1) return cost;
+  const int k = std::min(devices, devices_per_node), nodes = (devices + k - 1) / k;
+  cost.across_nodes = nodes > 1;
+  const Link& link = need(platform, LinkUse::kCollective, cost.across_nodes);
+  const double n = devices, slowdown = 1 + platform.collective_slowdown_per_device * (n - 1);
+  cost.rate = link.bytes_per_second / slowdown;
+  const std::string& algorithm = platform.collective_algorithm;
+  const double messages = algorithm == "ring"           ? n - 1
+                          : algorithm == "tree"         ? log2_up(devices)
+                          : algorithm == "hierarchical" ? log2_up(nodes)
+                                                        : 1;
+  cost.seconds = messages * link.latency_seconds;
+  if (!cost.across_nodes) {
+    if (algorithm == "hierarchical") cost.seconds = log2_up(devices) * link.latency_seconds;
+    cost.bytes = bytes * (n - 1) / n;
+  } else {
+    const bool has_neighbours = k > 1;
+    const Link inside = has_neighbours ? need(platform, LinkUse::kCollective, false) : Link{};
+    const auto within = [&](double amount) { return has_neighbours ? amount / inside.bytes_per_second : 0; };
+    if (algorithm == "ring") {
+      cost.bytes = bytes * (n - 1) / n / k;
+      // Both kinds of links are busy at once; the slower one counts.
+      cost.seconds += std::max(0.0, within(bytes * (n - 1) / n) - cost.bytes / cost.rate);
+    } else if (algorithm == "hierarchical") {
+      cost.bytes = bytes * (nodes - 1) / nodes / k;
+      cost.seconds += log2_up(k) * inside.latency_seconds + within(bytes * (k - 1) / k);
+    } else {
+      cost.bytes = bytes * (n - k) / n;
+      cost.seconds += within(bytes * (k - 1) / n);
+    }
+  }
+  if (kind == CollectiveKind::kAllReduce) {
+    cost.seconds *= 2;
+    cost.bytes *= 2;
+  }
+  return cost;
+}
+
+CostTable cost_model(const StepGraph& graph, const Problem& problem, const Platform& platform) {
+  return CostModel(graph, problem, platform).make();
+}
+
+}  // namespace trainer

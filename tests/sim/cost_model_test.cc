@@ -1,0 +1,143 @@
+#include "sim/cost_model.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "schedule/problems.h"
+
+namespace trainer {
+namespace {
+
+Platform small_platform(int devices_per_node = 1) {
+  Platform p;
+  p.name = "small";
+  p.devices_per_node = devices_per_node;
+  p.matmul_per_second = {{"fp32", 1000}, {"bf16", 4000}};
+  p.memory_bytes_per_second = 100;
+  p.forward_efficiency = 0.5;
+  p.backward_efficiency = 0.25;
+  p.memory_efficiency = 0.5;
+  for (LinkUse use : {LinkUse::kBoundary, LinkUse::kCollective}) {
+    p.links[static_cast<size_t>(use)].within_node = {1, 40, ""};
+    p.links[static_cast<size_t>(use)].across_nodes = {2, 10, ""};
+  }
+  return p;
+}
+
+double cost_of(const StepGraph& graph, const CostTable& costs, TaskKind kind, int layer, int rank = 0) {
+  for (size_t id = 0; id < graph.tasks.size(); ++id) {
+    const Task& t = graph.tasks[id];
+    if (t.kind == kind && t.at.layer_begin == layer && t.at.rank == rank)
+      return costs.seconds[id] + (costs.bytes[id] > 0 ? costs.bytes[id] / costs.rate[id] : 0);
+  }
+  ADD_FAILURE() << "no " << name_of(kind) << " of layer " << layer;
+  return 0;
+}
+
+TEST(CostModel, TheLongerOfProductsAndMemoryCounts) {
+  Problem problem = testing::small_problem(2, 1, 1, 1, false, 4);
+  problem.layers[1].forward_flops = 50000;
+  problem.layers[1].backward_flops = 100000;
+  problem.layers[2].forward_flops = 1;
+  const StepGraph graph = build_step_graph(problem);
+  Platform platform = small_platform();
+  const CostTable costs = cost_model(graph, problem, platform);
+  EXPECT_DOUBLE_EQ(cost_of(graph, costs, TaskKind::kForward, 1), 100);
+  EXPECT_DOUBLE_EQ(cost_of(graph, costs, TaskKind::kBackward, 1), 400);
+  // 288 weights of 4 bytes, 512 in, 512 out, 704 saved, at 50 bytes per second.
+  EXPECT_DOUBLE_EQ(cost_of(graph, costs, TaskKind::kForward, 2), (288 * 4 + 512 + 512 + 704) / 50.0);
+  // Weights and two moments are read and written, the gradient and the step's control (64 bytes) read.
+  EXPECT_DOUBLE_EQ(cost_of(graph, costs, TaskKind::kUpdateShard, 2), (288 * 4 * 7 + 64) / 50.0);
+  platform.task_overhead_seconds = 3;
+  EXPECT_DOUBLE_EQ(cost_of(graph, cost_model(graph, problem, platform), TaskKind::kForward, 1), 103);
+}
+
+TEST(CostModel, MeasuredLayersCountAsMeasured) {
+  Problem problem = testing::small_problem(2, 1, 1, 1, false, 4);
+  problem.layers[1].forward_flops = 50000;
+  const StepGraph graph = build_step_graph(problem);
+  Platform platform = small_platform();
+  MeasuredLayer m;
+  m.shape = shape_of(problem.layers[1], 4);
+  m.forward_seconds = 0.5;
+  m.update_seconds = 0.125;
+  platform.measured.push_back(m);
+  const CostTable costs = cost_model(graph, problem, platform);
+  EXPECT_DOUBLE_EQ(cost_of(graph, costs, TaskKind::kForward, 1), 0.5);
+  EXPECT_DOUBLE_EQ(cost_of(graph, costs, TaskKind::kUpdateShard, 1), 0.125);
+  EXPECT_GT(cost_of(graph, costs, TaskKind::kBackward, 1), 1);
+  EXPECT_GT(cost_of(graph, costs, TaskKind::kForward, 2), 1);
+}
+
+TEST(CostModel, SendsKnowWhetherTheyLeaveTheNode) {
+  const Problem problem = testing::small_problem(3, 3, 1, 1, false, 4);
+  const StepGraph graph = build_step_graph(problem);
+  const CostTable costs = cost_model(graph, problem, small_platform(2));
+  EXPECT_DOUBLE_EQ(cost_of(graph, costs, TaskKind::kSend, -1, 0), 1 + (512 + 64) / 40.0);
+  EXPECT_DOUBLE_EQ(cost_of(graph, costs, TaskKind::kSend, -1, 1), 2 + (512 + 64) / 10.0);
+  EXPECT_DOUBLE_EQ(cost_of(graph, costs, TaskKind::kReceive, -1, 1), 0);
+}
+
+TEST(CostModel, WhatThePlatformLacksIsNamed) {
+  const Problem problem = testing::small_problem(3, 3, 1, 1, false, 4);
+  const StepGraph graph = build_step_graph(problem);
+  Platform platform = small_platform(2);
+  platform.links[0].across_nodes = {};
+  EXPECT_THROW(cost_model(graph, problem, platform), InputError);
+}
+
+TEST(CostModel, DevicesThatShareMemorySlowEachOtherDown) {
+  const Problem problem = testing::small_problem(2, 1, 2, 1, false, 4);
+  const StepGraph graph = build_step_graph(problem);
+  Platform platform = small_platform(2);
+  const auto forward_end = [&](double shared) {
+    platform.memory_group = "memory";
+    platform.shared_links["memory"] = {SharedLink::Scope::kNode, shared};
+    for (const TaskRun& run : simulate(graph, cost_model(graph, problem, platform)).runs)
+      if (graph.tasks[static_cast<size_t>(run.instance.task)].kind == TaskKind::kForward) return run.end;
+    return 0.0;
+  };
+  // Each alone moves 50 bytes per second.
+  EXPECT_DOUBLE_EQ(forward_end(50), 2 * forward_end(100));
+  EXPECT_DOUBLE_EQ(forward_end(1000), forward_end(100));
+}
+
+TEST(CollectiveCost, ByAlgorithm) {
+  Platform p = small_platform();
+  const auto cost = [&](const char* algorithm, int devices, int per_node) {
+    p.collective_algorithm = algorithm;
+    return collective_cost(p, CollectiveKind::kReduceScatter, 800, devices, per_node);
+  };
+  // Within a node: latency 1, 40 bytes per second; 7/8 of the array go to the others.
+  for (const auto& [algorithm, seconds] :
+       {std::pair{"direct", 1.0}, {"ring", 7.0}, {"tree", 3.0}, {"hierarchical", 3.0}}) {
+    const CollectiveCost c = cost(algorithm, 8, 8);
+    EXPECT_DOUBLE_EQ(c.seconds, seconds) << algorithm;
+    EXPECT_DOUBLE_EQ(c.bytes, 700) << algorithm;
+    EXPECT_DOUBLE_EQ(c.rate, 40) << algorithm;
+    EXPECT_FALSE(c.across_nodes) << algorithm;
+  }
+  // Two nodes of four: latency 2, 10 bytes per second between them.
+  CollectiveCost c = cost("direct", 8, 4);
+  EXPECT_DOUBLE_EQ(c.seconds, 2 + 300 / 40.0);
+  EXPECT_DOUBLE_EQ(c.bytes, 400);
+  EXPECT_DOUBLE_EQ(c.rate, 10);
+  EXPECT_TRUE(c.across_nodes);
+  c = cost("ring", 8, 4);
+  EXPECT_DOUBLE_EQ(c.seconds, 7 * 2);  // 17.5 s within are hidden behind as many across
+  EXPECT_DOUBLE_EQ(c.bytes, 700 / 4.0);
+  c = cost("tree", 8, 4);
+  EXPECT_DOUBLE_EQ(c.seconds, 3 * 2 + 300 / 40.0);
+  c = cost("hierarchical", 8, 4);
+  EXPECT_DOUBLE_EQ(c.seconds, 2 * 1 + 1 * 2 + 600 / 40.0);
+  EXPECT_DOUBLE_EQ(c.bytes, 100);
+  const CollectiveCost both = collective_cost(p, CollectiveKind::kAllReduce, 800, 8, 4);
+  EXPECT_DOUBLE_EQ(both.bytes, 200);
+  EXPECT_DOUBLE_EQ(both.seconds, 2 * c.seconds);
+  p.collective_slowdown_per_device = 1.0 / 7;
+  EXPECT_DOUBLE_EQ(cost("direct", 8, 8).rate, 20);
+  EXPECT_DOUBLE_EQ(cost("direct", 1, 1).bytes, 0);
+}
+
+}  // namespace
+}  // namespace trainer

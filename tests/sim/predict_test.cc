@@ -1,0 +1,89 @@
+#include "sim/predict.h"
+
+#include <gtest/gtest.h>
+
+#include <ctime>
+
+#include "base/error.h"
+#include "schedule/problems.h"
+
+namespace trainer {
+namespace {
+
+// Nodes whose devices share memory and a network, and devices that share one way for everything.
+Platform shared_platform(int devices_per_node) {
+  Platform p;
+  p.name = "shared";
+  p.devices_per_node = devices_per_node;
+  p.matmul_per_second = {{"fp32", 1e3}, {"bf16", 1e3}};
+  p.memory_bytes_per_second = 700;
+  p.memory_group = "memory";
+  p.shared_links["memory"] = {SharedLink::Scope::kNode, 900};
+  p.shared_links["network"] = {SharedLink::Scope::kNode, 130};
+  p.shared_links["switch"] = {SharedLink::Scope::kPlatform, 1100};
+  p.links[static_cast<size_t>(LinkUse::kBoundary)].within_node = {0.01, 300, "switch"};
+  p.links[static_cast<size_t>(LinkUse::kBoundary)].across_nodes = {0.02, 100, "switch"};
+  p.links[static_cast<size_t>(LinkUse::kCollective)].within_node = {0.01, 400, "network"};
+  p.links[static_cast<size_t>(LinkUse::kCollective)].across_nodes = {0.02, 90, "network"};
+  p.collective_algorithm = "ring";
+  return p;
+}
+
+void expect_same(const StepAnalysis& a, const StepAnalysis& b, const std::string& what) {
+  const double tolerance = 1e-12 * a.step_seconds;
+  EXPECT_GT(a.step_seconds, 0);
+  EXPECT_NEAR(a.step_seconds, b.step_seconds, tolerance) << what;
+  EXPECT_NEAR(a.main_path, b.main_path, tolerance) << what;
+  EXPECT_NEAR(a.communication, b.communication, 2 * tolerance) << what;
+  EXPECT_NEAR(a.update, b.update, 2 * tolerance) << what;
+  EXPECT_NEAR(a.recovery, b.recovery, 2 * tolerance) << what;
+  EXPECT_NEAR(a.tail, b.tail, tolerance) << what;
+  EXPECT_NEAR(a.bubble_ratio, b.bubble_ratio, 1e-12) << what;
+}
+
+TEST(Folding, ChangesNothing) {
+  int compared = 0;
+  for (int stages : {1, 2, 3, 4})
+    for (int replicas : {1, 2, 3, 4, 8})
+      for (int node : {1, 2, 3, 4, 8})
+        for (bool checkpoint : {false, true}) {
+          Problem problem = testing::small_problem(stages + 2, stages, replicas, 4, true, 2);
+          if (checkpoint) problem.activation = ActivationPolicy::kCheckpoint;
+          for (auto& layer : problem.layers) {
+            layer.forward_flops = layer.gradient_bytes == 0 ? 10 : 5000;
+            layer.backward_flops = 2 * layer.forward_flops;
+          }
+          const Platform platform = shared_platform(node);
+          if (!why_not_foldable(problem, platform).empty()) continue;
+          const StepGraph full = build_step_graph(problem);
+          const StepAnalysis all = analyse_step(full, cost_model(full, problem, platform));
+          const Prediction one = predict_step(problem, platform);
+          EXPECT_EQ(one.graph.tasks.size() * static_cast<size_t>(replicas), full.tasks.size());
+          expect_same(all, one.step,
+                      fmt::format("P {} D {} node {} checkpoint {}", stages, replicas, node, checkpoint));
+          ++compared;
+        }
+  EXPECT_GT(compared, 100);
+}
+
+TEST(Folding, IsRefusedWhereReplicasLieDifferently) {
+  const Problem problem = testing::small_problem(4, 4, 6, 2);
+  EXPECT_NE(why_not_foldable(problem, shared_platform(8)), "");
+  EXPECT_EQ(why_not_foldable(problem, shared_platform(3)), "");
+  EXPECT_EQ(why_not_foldable(problem, shared_platform(24)), "");
+  EXPECT_EQ(predict_step(problem, shared_platform(8)).graph.lanes.size() % 24, 0u);
+}
+
+TEST(Folding, AThousandRanksTakeNoTime) {
+  const Problem problem = testing::small_problem(64, 8, 128, 128, false, 2);
+  const std::clock_t begin = std::clock();
+  const Prediction prediction = predict_step(problem, shared_platform(1), 3);
+  const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  EXPECT_GT(prediction.step.step_seconds, 0);
+#if defined(NDEBUG) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_LT(seconds, 3);
+#endif
+}
+
+}  // namespace
+}  // namespace trainer
