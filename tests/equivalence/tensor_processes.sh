@@ -34,6 +34,14 @@ curve two_true > two.curve
 [ "$(wc -l < two.curve)" -eq 8 ] || fail "8 steps are expected after resuming"
 close one.curve two.curve || fail "the losses differ after resuming"
 
+# Their checkpoint holds whole tensors for whoever reads it.
+"$trainer" convert --from two_false --to exported > convert.log 2>&1 || { cat convert.log; fail "convert"; }
+for model in two_false exported; do
+  "$trainer" eval --model $model --data data --tokenizer byte --sequence-length 32 --json > $model.eval 2> eval.log ||
+    { cat eval.log; fail "eval of $model"; }
+done
+diff two_false.eval exported.eval || fail "the exported model is another"
+
 "$trainer" train config.json --set run.directory="$work/three" --set parallel.tensor_parallel_size=3 > three.log 2>&1
 [ $? -eq 2 ] || { cat three.log; fail "one rank of three should be refused"; }
 "$mpirun" --oversubscribe -n 4 "$trainer" train config.json --set run.directory="$work/four" \

@@ -174,6 +174,33 @@ TEST_P(TensorParallel, TheCatalogueCountsTheExchanges) {
       }
 }
 
+// With sequence parallelism everything kept between forward and backward is cut, and so is the work.
+TEST_P(TensorParallel, TheCatalogueDividesBytesAndWork) {
+  const ModelConfig config = shape(GetParam(), false);
+  const Model whole(config);
+  for (const int size : {2, 4})
+    for (const bool sequence : {false, true}) {
+      const Model part(config, 0, {size, 1, sequence});
+      const int shared = sequence ? size : 1;
+      for (int l = 0; l < whole.layer_count(); ++l) {
+        const LayerCatalogue all = whole.layer(l).catalogue(2, 12, DType::kBF16);
+        const LayerCatalogue own = part.layer(l).catalogue(2, 12, DType::kBF16);
+        EXPECT_EQ(own.output_bytes * shared, all.output_bytes) << all.name;
+        EXPECT_EQ(own.gradient_bytes * shared, all.gradient_bytes) << all.name;
+        ASSERT_EQ(own.saved.size(), all.saved.size());
+        const bool head = l + 1 == whole.layer_count();
+        for (size_t i = 0; i < all.saved.size(); ++i) {
+          const bool resident = head || all.saved[i].name == "residual";
+          EXPECT_EQ(own.saved[i].bytes * (resident ? shared : size), all.saved[i].bytes) << all.saved[i].name;
+        }
+        if (!head) {
+          EXPECT_DOUBLE_EQ(own.forward_flops * size, all.forward_flops) << all.name;
+        }
+        EXPECT_EQ(all.forward_exchange.count + all.backward_exchange.count, 0);
+      }
+    }
+}
+
 TEST_P(TensorParallel, EveryRankLaysOutAlikeAndHoldsEachElementOnce) {
   const ModelConfig config = shape(GetParam(), false);
   const Model whole(config);
