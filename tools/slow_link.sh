@@ -117,10 +117,11 @@ export SLOW_LINK_RUN=$run SLOW_LINK_CORES
 SLOW_LINK_CORES=$(IFS=,; echo "${cores[*]}")
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
+# btl_tcp_flags 1: send only. The put protocol was seen to halve the rate when both ends of a connection send.
 ip netns exec "${run}n0" unshare --uts bash -c 'hostname "$1"; shift; exec "$@"' _ "${run}m0" \
   mpirun -n "$ranks" --hostfile "$work/hosts" --map-by node --bind-to none \
   --mca plm rsh --mca plm_rsh_agent "$work/slow-link-agent" --mca orte_tmpdir_base "$work" \
-  --mca pml ob1 --mca btl tcp,self \
+  --mca pml ob1 --mca btl tcp,self --mca btl_tcp_flags "${OMPI_MCA_btl_tcp_flags:-1}" \
   --mca btl_tcp_if_include 10.77.0.0/24 --mca oob_tcp_if_include 10.77.0.0/24 \
   "$work/slow-link-rank" "$@" <&0 &
 launcher=$!
