@@ -60,7 +60,7 @@ class TrainingRank {
   // This rank's share of a checkpoint: parameters and moments it is the first to hold.
   std::vector<PartTensor> checkpoint_tensors();
   int64_t updates_done() const { return binder_->updates_done(); }
-  // Master value of a parameter held here; null otherwise.
+  // Master values [ParameterSpec::count()] of what is held here of a parameter; null: nothing.
   const float* parameter(const std::string& name) const;
 
   const Problem& problem() const { return problem_; }

@@ -152,6 +152,20 @@ TEST_P(TensorParallel, RecoveryEvaluationAndGradientsInPlaceChangeNothing) {
   }
 }
 
+TEST_P(TensorParallel, SegmentsEqualTheWholeSequence) {
+  const ModelConfig config = shape(GetParam(), false);
+  const TestBatch batch = some_batch(config.vocabulary_size);
+  for (const bool sequence : {false, true}) {
+    TensorThreads threads(2);
+    const auto run = [&](const RunOptions& options) {
+      return run_cut(config, 2, sequence, true, DType::kF32, batch, options, threads);
+    };
+    const Whole cut = run({.segments = {4, 8}});
+    expect_close(cut.result, run({}).result, 2e-5);
+    expect_same_bits(run({.segments = {4, 8}, .recover = true}), cut);
+  }
+}
+
 // What a run exchanges is what the catalogues say.
 TEST_P(TensorParallel, TheCatalogueCountsTheExchanges) {
   const ModelConfig config = shape(GetParam(), false);
