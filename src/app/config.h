@@ -56,6 +56,8 @@ struct ParallelSection {
   std::optional<bool> sequence_parallel;
   std::vector<int64_t> stage_layers;
   int64_t reproducible_group = 0;
+  int64_t zero_stage = 0;
+  bool shard_gradients = false;
 };
 
 enum class FrontEnd : uint8_t { kOneFOneB };
@@ -63,7 +65,9 @@ enum class FrontEnd : uint8_t { kOneFOneB };
 struct ScheduleSection {
   FrontEnd front_end = FrontEnd::kOneFOneB;
   ActivationPolicy activation = ActivationPolicy::kFullSave;
-  std::vector<std::string> passes = {"step_end_state"};
+  bool last_stage_keeps = true;
+  int64_t recovery_buffers = 0;
+  std::vector<std::string> passes = {"forward_side_recovery", "layer_state_pipeline", "update_prefetch"};
 };
 
 struct PrecisionSection {

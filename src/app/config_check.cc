@@ -54,7 +54,18 @@ void check_batches(const Config& config, const std::string& name) {
         "{}: 'training.global_batch_size' ({}) is not a multiple of 'training.micro_batch_size' ({}); "
         "change one of them",
         name, t.global_batch_size, t.micro_batch_size);
+  if (p.shard_gradients && p.zero_stage < 2)
+    input_error(
+        "{}: 'parallel.shard_gradients' needs gradients in shards: set 'parallel.zero_stage' to 2 or 3 (it "
+        "is {})",
+        name, p.zero_stage);
   if (p.reproducible_group == 0) return;
+  if (p.shard_gradients)
+    input_error(
+        "{}: 'parallel.reproducible_group' sums gradients rank by rank, 'parallel.shard_gradients' "
+        "micro-batch by "
+        "micro-batch; switch one of them off",
+        name);
   if (!std::has_single_bit(static_cast<uint64_t>(p.reproducible_group)))
     input_error("{}: key 'parallel.reproducible_group': expected a power of two or 0, found {}", name,
                 p.reproducible_group);

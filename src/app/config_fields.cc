@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "schedule/passes.h"
+
 namespace trainer::config_fields {
 namespace {
 
@@ -192,6 +194,17 @@ std::vector<Field> describe(ParallelSection& c) {
       .at_least(1)
       .defaults_to("as even as can be, larger stages first")
       .known_as({"num_layers_per_stage", "pipeline_model_parallel_layout"});
+  f.add("zero_stage", c.zero_stage,
+        "ZeRO over the replicas. 1: each updates a shard of the optimizer state; 2: gradients end in shards; "
+        "3: "
+        "weights are kept in shards and gathered for each use.")
+      .at_least(0)
+      .at_most(3)
+      .known_as({"stage", "zero_optimization"});
+  f.add("shard_gradients", c.shard_gradients,
+        "With zero_stage 2 and 3: gradients are synchronised after each micro-batch and only shards "
+        "accumulate: "
+        "less memory, more traffic, another order of sums.");
   f.add("reproducible_group", c.reproducible_group,
         "A power of two: results have the same bits for every data_parallel_size that divides it; 0: off.")
       .at_least(0)
@@ -203,12 +216,31 @@ std::vector<Field> describe(ScheduleSection& c) {
   Fields f;
   f.choice("front_end", c.front_end, {{FrontEnd::kOneFOneB, "one_f_one_b"}},
            "How a step is laid out over the stages.");
-  f.choice("activation", c.activation,
-           {{ActivationPolicy::kFullSave, "full_save"}, {ActivationPolicy::kCheckpoint, "checkpoint"}},
-           "What forward keeps for backward: every saved tensor, or each layer's input only (the rest is "
-           "computed again).")
+  f.choice(
+       "activation", c.activation,
+       {{ActivationPolicy::kFullSave, "full_save"},
+        {ActivationPolicy::kSelective, "selective"},
+        {ActivationPolicy::kCheckpoint, "checkpoint"},
+        {ActivationPolicy::kKeepWhatFits, "keep_what_fits"}},
+       "What forward keeps for backward beside each layer's input (the rest is computed again): every saved "
+       "tensor; those that are dear to compute again for their bytes; none; or as many as "
+       "device.memory_budget allows, the dearest first.")
       .known_as({"recompute_granularity", "gradient_checkpointing", "activation_checkpointing"});
-  f.add("passes", c.passes, "Rewrites of the step graph, in order.").each_of({"step_end_state"});
+  f.add("last_stage_keeps", c.last_stage_keeps,
+        "With selective and checkpoint: the last stage, whose backward follows its forward at once, keeps "
+        "everything where device.memory_budget allows.");
+  f.add("recovery_buffers", c.recovery_buffers,
+        "Layers whose saved tensors forward_side_recovery may hold ahead of their backwards; 0: all of a "
+        "stage.")
+      .at_least(0);
+  f.add("passes", c.passes,
+        "Rewrites of the step graph. Without any: one batch of synchronisation and updates after the last "
+        "backward, and a barrier before the next step. layer_state_pipeline: a layer's gradient is "
+        "synchronised as soon as it is complete. update_prefetch: the next step waits for each layer's "
+        "weights "
+        "only where it uses them. forward_side_recovery: what was not kept is recovered in gaps before it is "
+        "needed.")
+      .each_of(pass_names());
   return f.take();
 }
 

@@ -8,6 +8,7 @@
 #include "base/hash.h"
 #include "base/units.h"
 #include "comm/collectives.h"
+#include "schedule/activation_policy.h"
 #include "schedule/check.h"
 #include "schedule/passes.h"
 
@@ -41,11 +42,16 @@ Problem make_problem(const Config& config, const Model& model, const KernelSet& 
   for (int l = 0; l < model.layer_count(); ++l)
     p.layers.push_back(model.layer(l).catalogue(t.micro_batch_size, config.data.sequence_length, dtype));
   p.first_layer = first_layers(config.parallel.stage_layers);
-  p.activation = config.schedule.activation;
   p.element_bytes = static_cast<int64_t>(size_of(dtype));
   p.workspace_bytes = static_cast<int64_t>(
       kernels.workspace_bytes(model.workspace_shape(t.micro_batch_size, config.data.sequence_length, dtype)));
   p.passes = config.schedule.passes;
+  p.zero_stage = static_cast<int>(config.parallel.zero_stage);
+  p.shard_gradients = config.parallel.shard_gradients;
+  p.recovery_buffers = static_cast<int>(config.schedule.recovery_buffers);
+  p.updates_wait_for_norm = config.optimizer.clip_grad > 0 || config.optimizer.skip_non_finite;
+  p.kept = choose_kept(p, config.schedule.activation, config.schedule.last_stage_keeps,
+                       config.device.memory_budget.bytes);
   p.ranks = std::move(ranks);
   return p;
 }
@@ -164,8 +170,7 @@ std::string TrainingRank::describe_plan() const {
     tensor = fmt::format(" x tensor {}{}", problem_.tensor_ranks,
                          model_.part().sequence ? " with sequence parallelism" : "");
   return fmt::format(
-      "{} | pipeline {} (layers {}) x data {}{} | {} micro-batches of {} x {} tokens | {} parameters | {} | "
-      "{} "
+      "{} | pipeline {} (layers {}) x data {}{} | {} micro-batches of {} x {} tokens | {} parameters | {} | {} "
       "threads per "
       "rank | program {:016x}",
       graph_.provenance, problem_.stages, stages, problem_.replicas, tensor, problem_.micro_batches,
@@ -206,18 +211,40 @@ void TrainingRank::allocate() {
   }
 }
 
+namespace {
+
+// The part of a parameter that lies in what a rank updates of its layer.
+struct HeldPart {
+  int64_t begin = 0;     // in the parameter
+  int64_t count = 0;     // 0: none of it
+  int64_t position = 0;  // of its first element in the rank's state
+};
+
+HeldPart held_part(const ParameterSpec& p, ShardRange range) {
+  const int64_t begin = std::max(p.offset, range.begin);
+  const int64_t end = std::min(p.offset + p.count(), range.end());
+  return {begin - p.offset, std::max<int64_t>(end - begin, 0), begin - range.begin};
+}
+
+}  // namespace
+
 void TrainingRank::initialize_random() {
   for (const OwnedBlock& block : binder_->blocks(graph_))
-    for (const ParameterSpec& parameter : model_.layer(block.layer).parameters())
-      initialize_held(parameter, static_cast<uint64_t>(config_.training.seed), 0,
-                      {block.master + parameter.offset, static_cast<size_t>(parameter.count())});
+    for (const ParameterSpec& parameter : model_.layer(block.layer).parameters()) {
+      const HeldPart part = held_part(parameter, block.range);
+      initialize_held(parameter, static_cast<uint64_t>(config_.training.seed), part.begin,
+                      {block.master + part.position, static_cast<size_t>(part.count)});
+    }
   binder_->refresh_working_weights(graph_);
 }
 
 void TrainingRank::initialize_from(const ModelSource& source) {
+  std::vector<float> values;
   for (const OwnedBlock& block : binder_->blocks(graph_)) {
     const Layer& layer = model_.layer(block.layer);
-    read_layer(source, layer, {block.master, static_cast<size_t>(layer.block_size())});
+    values.assign(static_cast<size_t>(layer.block_size()), 0);
+    read_layer(source, layer, values);
+    std::copy_n(values.begin() + block.range.begin, block.range.count, block.master);
   }
   binder_->refresh_working_weights(graph_);
 }
@@ -229,9 +256,10 @@ void TrainingRank::restore(const CheckpointReader& checkpoint) {
       if (!shape || *shape != p.shape)
         input_error("{}: parameter '{}' of shape {} is not in the checkpoint",
                     checkpoint.directory().string(), p.name, describe_shape(p.shape));
+      const HeldPart part = held_part(p, block.range);
       const auto read = [&](const std::string& name, float* state) {
-        for_each_held_run(p, [&](int64_t from, int64_t to, int64_t count) {
-          checkpoint.read(name, from, {state + p.offset + to, static_cast<size_t>(count)});
+        for_each_held_run(p, part.begin, part.count, [&](int64_t from, int64_t to, int64_t count) {
+          checkpoint.read(name, from, {state + part.position + to - part.begin, static_cast<size_t>(count)});
         });
       };
       read(p.name, block.master);
@@ -276,20 +304,21 @@ Timeline TrainingRank::take_timeline() {
 
 std::vector<PartTensor> TrainingRank::checkpoint_tensors() {
   std::vector<PartTensor> tensors;
-  if (problem_.replica_of(world_.rank()) != 0) return tensors;
+  if (problem_.sharding() == 0 && problem_.replica_of(world_.rank()) != 0) return tensors;
   for (const OwnedBlock& block : binder_->blocks(graph_)) {
     if (block.copy) continue;
     for (const ParameterSpec& p : model_.layer(block.layer).parameters()) {
-      if (p.replicated() && problem_.tensor_of(world_.rank()) != 0) continue;
+      const HeldPart part = held_part(p, block.range);
+      if (part.count == 0 || (p.replicated() && problem_.tensor_of(world_.rank()) != 0)) continue;
       const auto add = [&](const std::string& name, const float* state) {
-        for (const HeldPiece& piece : held_pieces(p))
-          tensors.push_back(
-              {name,
-               p.shape,
-               piece.begin,
-               {state + p.offset + piece.offset, static_cast<size_t>(piece.length * piece.runs)},
-               piece.length,
-               piece.stride});
+        for (const HeldPiece& piece : held_pieces(p, part.begin, part.count))
+          tensors.push_back({name,
+                             p.shape,
+                             piece.begin,
+                             {state + part.position + piece.offset - part.begin,
+                              static_cast<size_t>(piece.length * piece.runs)},
+                             piece.length,
+                             piece.stride});
       };
       add(p.name, block.master);
       add(p.name + ".moment1", block.moment1);
@@ -301,8 +330,12 @@ std::vector<PartTensor> TrainingRank::checkpoint_tensors() {
 
 const float* TrainingRank::parameter(const std::string& name) const {
   for (const OwnedBlock& block : binder_->blocks(graph_))
-    for (const ParameterSpec& p : model_.layer(block.layer).parameters())
-      if (p.name == name) return block.master + p.offset;
+    for (const ParameterSpec& p : model_.layer(block.layer).parameters()) {
+      if (p.name != name) continue;
+      const HeldPart part = held_part(p, block.range);
+      if (part.count == p.count()) return block.master + part.position;
+      if (block.whole && block.whole.dtype == DType::kF32) return block.whole.f32() + p.offset;
+    }
   return nullptr;
 }
 

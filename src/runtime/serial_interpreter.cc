@@ -37,6 +37,11 @@ void interpret_serially(const StepGraph& graph, int steps, uint64_t seed,
       const auto instance = dispatcher.next(lane);
       if (!instance) continue;
       moved = true;
+      if (instance->absorbed != kNone) {
+        const Instance first{instance->absorbed, instance->step};
+        require(!binder(first).start(graph, first), "{} is not a transfer", graph.describe(first.task));
+        binder(first).finish(graph, first);
+      }
       if (RequestPtr request = binder(*instance).start(graph, *instance)) {
         pending.push_back({*instance, std::move(request)});
       } else {

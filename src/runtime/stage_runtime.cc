@@ -103,19 +103,29 @@ class Run {
       if (booked) book_wait(*instance, begin);
       lock.unlock();
       const double started = now();
-      require(!binder_.start(graph_, *instance), "{} is not a transfer", graph_.describe(instance->task));
-      binder_.finish(graph_, *instance);
+      double own_start = started;
+      if (instance->absorbed != kNone) {
+        perform({instance->absorbed, instance->step});
+        own_start = now();
+      }
+      perform(*instance);
       const double ended = now();
       lock.lock();
-      if (booked) options_.ledger->ran(absolute(*instance), task(instance->task).kind, ended - started);
-      completed(*instance, started, ended);
+      if (instance->absorbed != kNone) {
+        if (booked) options_.ledger->ran(absolute(*instance), TaskKind::kRecover, own_start - started);
+        trace({instance->absorbed, instance->step}, started, own_start);
+      }
+      if (booked) options_.ledger->ran(absolute(*instance), task(instance->task).kind, ended - own_start);
+      completed(*instance, own_start, ended);
     }
   }
 
-  bool exhausted(LaneId lane) const {
-    return graph_.lanes[static_cast<size_t>(lane)].order == LaneOrder::kFifo ? !dispatcher_.awaited(lane)
-                                                                             : dispatcher_.finished();
+  void perform(Instance instance) {
+    require(!binder_.start(graph_, instance), "{} is not a transfer", graph_.describe(instance.task));
+    binder_.finish(graph_, instance);
   }
+
+  bool exhausted(LaneId lane) const { return dispatcher_.exhausted(lane); }
 
   void book_wait(Instance instance, double begin) {
     const TaskId producer = dispatcher_.released_by(instance);
@@ -177,16 +187,19 @@ class Run {
   // With the lock held.
   void completed(Instance instance, double started, double ended) {
     dispatcher_.complete(instance);
-    if (options_.traced_steps.count(absolute(instance))) {
-      const Task& t = task(instance.task);
-      const Lane& lane = graph_.lanes[static_cast<size_t>(t.lane)];
-      std::string track = name_of(lane.kind);
-      if (lane.device > 0) track += fmt::format(" {}", lane.device);
-      timeline_.events.push_back({graph_.describe(instance.task), name_of(t.kind), std::move(track),
-                                  t.at.rank, static_cast<int32_t>(absolute(instance)), t.at.layer_begin,
-                                  t.at.micro_batch, started, ended});
-    }
+    trace(instance, started, ended);
     changed_.notify_all();
+  }
+
+  void trace(Instance instance, double started, double ended) {
+    if (!options_.traced_steps.count(absolute(instance))) return;
+    const Task& t = task(instance.task);
+    const Lane& lane = graph_.lanes[static_cast<size_t>(t.lane)];
+    std::string track = name_of(lane.kind);
+    if (lane.device > 0) track += fmt::format(" {}", lane.device);
+    timeline_.events.push_back({graph_.describe(instance.task), name_of(t.kind), std::move(track), t.at.rank,
+                                static_cast<int32_t>(absolute(instance)), t.at.layer_begin, t.at.micro_batch,
+                                started, ended});
   }
 
   void report_steps() {

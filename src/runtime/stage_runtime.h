@@ -6,8 +6,8 @@
 
 #include "runtime/clock.h"
 #include "runtime/kernel_binder.h"
-#include "schedule/timeline.h"
 #include "runtime/waiting.h"
+#include "schedule/timeline.h"
 
 namespace trainer {
 

@@ -1,7 +1,5 @@
 #include "runtime/training_binder.h"
 
-#include <bit>
-#include <cmath>
 #include <cstring>
 
 #include "base/error.h"
@@ -11,51 +9,9 @@
 namespace trainer {
 namespace {
 
-constexpr int kForwardTag = 1, kBackwardTag = 2, kCollectiveTag = 16, kExchangeTag = 32;
-constexpr size_t kSyncChunk = size_t{256} << 10;  // elements
-
-// Everyone's payload to everyone; sizes are known beforehand.
-class Exchange : public Request {
- public:
-  Exchange(Communicator& world, std::vector<std::vector<double>>& payloads) {
-    const auto me = static_cast<size_t>(world.rank());
-    for (size_t r = 0; r < payloads.size(); ++r) {
-      if (r == me) continue;
-      const int peer = static_cast<int>(r);
-      if (!payloads[r].empty())
-        requests_.push_back(world.receive(payloads[r].data(), payloads[r].size() * 8, peer, kExchangeTag));
-      if (!payloads[me].empty())
-        requests_.push_back(world.send(payloads[me].data(), payloads[me].size() * 8, peer, kExchangeTag));
-    }
-  }
-  bool test() override {
-    std::erase_if(requests_, [](RequestPtr& r) { return r->test(); });
-    return requests_.empty();
-  }
-
- private:
-  std::vector<RequestPtr> requests_;
-};
-
-// The fixed tree of the gradient reduction, for the losses of virtual ranks.
-double tree_sum_of(const std::vector<double>& terms, size_t low, size_t high) {
-  if (high - low == 1) return terms[low];
-  const size_t middle = low + std::bit_floor(high - low - 1);
-  return tree_sum_of(terms, low, middle) + tree_sum_of(terms, middle, high);
-}
+constexpr int kForwardTag = 1, kBackwardTag = 2;
 
 }  // namespace
-
-struct TrainingBinder::Control {
-  float gradient_scale, learning_rate;
-  int64_t update;  // 1 for the first of training
-  int32_t skip;
-};
-
-struct TrainingBinder::LossCell {
-  double sum;
-  int64_t valid;
-};
 
 RankCommunicators RankCommunicators::make(Communicator& world, const Problem& problem) {
   const int rank = world.rank(), stage = problem.stage_of(rank), replica = problem.replica_of(rank);
@@ -64,20 +20,55 @@ RankCommunicators RankCommunicators::make(Communicator& world, const Problem& pr
   c.boundary = world.split(0, rank);
   const int tensor = problem.tensor_of(rank), tensor_ranks = problem.tensor_ranks;
   c.data_parallel = world.split(stage * tensor_ranks + tensor, rank);
-  c.tied = world.split(end ? replica * tensor_ranks + tensor : problem.replicas * tensor_ranks + rank, rank);
+  c.tied =
+      world.split(end ? replica * tensor_ranks + tensor : problem.replicas * tensor_ranks + rank, rank);
   c.world = world.split(0, rank);
   if (tensor_ranks > 1) c.tensor = world.split(rank / tensor_ranks, rank);
   return c;
 }
 
 TrainingBinder::TrainingBinder(Parts parts) : parts_(std::move(parts)) {
-  for (int r = 0; r < parts_.problem.world_size(); ++r) payloads_.emplace_back(payload_count(r));
+  static_assert(KernelSet::kNormBlock == kNormBlock);
+  const Problem& p = parts_.problem;
+  for (const LayerCatalogue& layer : p.layers) ranges_.push_back(shard_ranges(layer, p.replicas));
+  for (int r = 0; r < p.world_size(); ++r) {
+    const auto stage = static_cast<size_t>(p.stage_of(r)), replica = static_cast<size_t>(p.replica_of(r));
+    size_t blocks = 0;
+    for (int l = p.first_layer[stage]; l < p.first_layer[stage + 1]; ++l)
+      blocks += norm_blocks(p.layers[static_cast<size_t>(l)], ranges(l)[replica]).size();
+    norms_.emplace_back(blocks);
+    losses_.emplace_back(p.stage_of(r) == p.stages - 1 ? 2 * static_cast<size_t>(p.virtual_ranks) : 0);
+  }
 }
 
 TrainingBinder::~TrainingBinder() = default;
 
 std::byte* TrainingBinder::at(const StepGraph& graph, const Use& use, int64_t step) const {
   return parts_.memory.address(graph, use.buffer, step, use.distance);
+}
+
+ShardRange TrainingBinder::own(int layer) const {
+  return ranges(layer)[static_cast<size_t>(parts_.problem.replica_of(parts_.rank))];
+}
+
+ShardRange TrainingBinder::updated(int layer) const {
+  if (parts_.problem.sharding() > 0) return own(layer);
+  return {0, parts_.problem.layers[static_cast<size_t>(layer)].parameters};
+}
+
+std::vector<Segment> TrainingBinder::segments(int layer) const {
+  std::vector<Segment> list;
+  for (const ShardRange& r : ranges(layer))
+    list.push_back({static_cast<size_t>(r.begin), static_cast<size_t>(r.count)});
+  return list;
+}
+
+std::byte* TrainingBinder::part(const StepGraph& graph, const Use& use, int layer, ShardRange range,
+                                DType dtype, int64_t step) const {
+  const auto element = static_cast<int64_t>(size_of(dtype));
+  const bool whole = graph.buffers[static_cast<size_t>(use.buffer)].bytes ==
+                     parts_.problem.layers[static_cast<size_t>(layer)].parameters * element;
+  return at(graph, use, step) + (whole ? range.begin * element : 0);
 }
 
 Ref TrainingBinder::activation(const StepGraph& graph, const Task& task, Role role, int index,
@@ -101,12 +92,15 @@ float* TrainingBinder::gradient(const StepGraph& graph, const Task& task, Role r
 
 LayerCall TrainingBinder::call(const StepGraph& graph, const Task& task, int64_t step,
                                std::vector<Ref>& saved) const {
+  // Those that forward does not keep are null.
   saved.clear();
+  uint64_t kept = 0;
   for (const Use& use : task.uses)
     if (use.role == Role::kSaved) {
-      require(use.index == static_cast<int>(saved.size()), "saved tensors of {} out of order",
-              task.at.layer_begin);
-      saved.push_back({at(graph, use, step), parts_.dtype});
+      saved.resize(parts_.problem.layers[static_cast<size_t>(task.at.layer_begin)].saved.size(),
+                   Ref{nullptr, parts_.dtype});
+      saved[static_cast<size_t>(use.index)] = {at(graph, use, step), parts_.dtype};
+      if (use.access == Access::kRead) kept |= uint64_t{1} << use.index;
     }
   const Use* temporary = graph.find(task, Role::kTemporary);
   const auto weights = [&](const Use* use) {
@@ -120,6 +114,7 @@ LayerCall TrainingBinder::call(const StepGraph& graph, const Task& task, int64_t
                  .temporary = {},
                  .tensor = parts_.tensor};
   call.saved = saved;
+  call.kept = kept;
   call.temporary = {at(graph, *temporary, step),
                     static_cast<size_t>(graph.buffers[static_cast<size_t>(temporary->buffer)].bytes)};
   return call;
@@ -155,13 +150,9 @@ RequestPtr TrainingBinder::start(const StepGraph& graph, Instance instance) {
       return parts_.communicators.boundary->receive(
           at(graph, task.uses.front(), step), static_cast<size_t>(task.bytes), task.communicator,
           lane == LaneKind::kReceiveForward ? kForwardTag : kBackwardTag);
-    case TaskKind::kGradFold: {
-      const Use& into = task.uses[0];
-      const int64_t count = graph.buffers[static_cast<size_t>(into.buffer)].bytes / 4;
-      parts_.kernels.add(ref(reinterpret_cast<float*>(at(graph, into, step))),
-                         ref(reinterpret_cast<const float*>(at(graph, task.uses[1], step))), count);
+    case TaskKind::kGradFold:
+      fold(graph, task, step);
       return nullptr;
-    }
     case TaskKind::kGradSync:
       return synchronise(graph, task, step);
     case TaskKind::kGradNorm:
@@ -172,18 +163,8 @@ RequestPtr TrainingBinder::start(const StepGraph& graph, Instance instance) {
     case TaskKind::kUpdateShard:
       update(graph, task, step);
       return nullptr;
-    case TaskKind::kPrefetchWeights: {
-      const auto* control =
-          reinterpret_cast<const Control*>(at(graph, *graph.find(task, Role::kControl), step));
-      if (control->skip) return nullptr;
-      const Use& weights = *graph.find(task, Role::kWeights);
-      parts_.kernels.convert(
-          {at(graph, weights, step), parts_.dtype},
-          ref(reinterpret_cast<const float*>(at(graph, *graph.find(task, Role::kMaster), step))),
-          graph.buffers[static_cast<size_t>(weights.buffer)].bytes /
-              static_cast<int64_t>(size_of(parts_.dtype)));
-      return nullptr;
-    }
+    case TaskKind::kPrefetchWeights:
+      return refresh(graph, task, step);
     case TaskKind::kOffload:
     case TaskKind::kReload:
       break;
@@ -239,133 +220,6 @@ void TrainingBinder::backward(const StepGraph& graph, const Task& task, int64_t 
                 activation(graph, task, Role::kOutput, 0, step));
 }
 
-RequestPtr TrainingBinder::synchronise(const StepGraph& graph, const Task& task, int64_t step) {
-  const Use& gradient = *graph.find(task, Role::kGradient);
-  const Use& staging = *graph.find(task, Role::kTemporary);
-  Communicator& group =
-      task.communicator == kTiedEmbedding ? *parts_.communicators.tied : *parts_.communicators.data_parallel;
-  const auto count = static_cast<size_t>(graph.buffers[static_cast<size_t>(gradient.buffer)].bytes / 4);
-  const auto room = static_cast<size_t>(graph.buffers[static_cast<size_t>(staging.buffer)].bytes / 4);
-  size_t chunk = kSyncChunk;
-  while (chunk > 16 && staging_count(count, group.size(), chunk) > room) chunk /= 2;
-  return all_reduce_sum(group, reinterpret_cast<float*>(at(graph, gradient, step)), count, chunk,
-                        {reinterpret_cast<float*>(at(graph, staging, step)), room}, kCollectiveTag);
-}
-
-// Doubles that `rank` contributes to the exchange: squares by parameter, then sum and count of each virtual
-// rank's loss.
-size_t TrainingBinder::payload_count(int rank) const {
-  const Problem& p = parts_.problem;
-  const auto stage = static_cast<size_t>(p.stage_of(rank));
-  size_t count = 0;
-  for (int l = p.first_layer[stage]; l < p.first_layer[stage + 1]; ++l)
-    count += parts_.model.layer(l).parameters().size();
-  if (p.stage_of(rank) == p.stages - 1) count += 2 * static_cast<size_t>(p.virtual_ranks);
-  return count;
-}
-
-void TrainingBinder::square(const StepGraph& graph, const Task& task, int64_t step) {
-  auto* blocks = reinterpret_cast<double*>(at(graph, *graph.find(task, Role::kNorms), step));
-  std::vector<double>& mine = payloads_[static_cast<size_t>(parts_.rank)];
-  size_t next = 0;
-  for (const Use& use : task.uses) {
-    if (use.role != Role::kGradient) continue;
-    const auto* values = reinterpret_cast<const float*>(at(graph, use, step));
-    for (const ParameterSpec& parameter : parts_.model.layer(use.index).parameters()) {
-      parts_.kernels.block_squares(blocks, values + parameter.offset, parameter.count());
-      const int64_t count = (parameter.count() + KernelSet::kNormBlock - 1) / KernelSet::kNormBlock;
-      double sum = 0;
-      for (int64_t b = 0; b < count; ++b) sum += blocks[b];
-      mine[next++] = sum;
-    }
-  }
-}
-
-RequestPtr TrainingBinder::exchange_norms(const StepGraph& graph, const Task& task, int64_t step) {
-  if (const Use* loss = graph.find(task, Role::kLoss)) {
-    const auto* cells = reinterpret_cast<const LossCell*>(at(graph, *loss, step));
-    std::vector<double>& mine = payloads_[static_cast<size_t>(parts_.rank)];
-    double* out = mine.data() + mine.size() - 2 * static_cast<size_t>(parts_.problem.virtual_ranks);
-    for (int v = 0; v < parts_.problem.virtual_ranks; ++v) {
-      *out++ = cells[v].sum;
-      *out++ = static_cast<double>(cells[v].valid);
-    }
-  }
-  if (parts_.problem.world_size() == 1) return nullptr;
-  return std::make_unique<Exchange>(*parts_.communicators.world, payloads_);
-}
-
-void TrainingBinder::conclude(const StepGraph& graph, const Task& task, int64_t step) {
-  const Problem& p = parts_.problem;
-  double squares = 0;
-  for (int stage = 0; stage < p.stages; ++stage) {
-    size_t next = 0;
-    for (int l = p.first_layer[static_cast<size_t>(stage)]; l < p.first_layer[static_cast<size_t>(stage) + 1];
-         ++l)
-      for (const ParameterSpec& parameter : parts_.model.layer(l).parameters()) {
-        double sum = 0;
-        for (int t = 0; t < (parameter.replicated() ? 1 : p.tensor_ranks); ++t)
-          sum += payloads_[static_cast<size_t>(p.rank_of(stage, 0, t))][next];
-        squares += sum;
-        ++next;
-      }
-  }
-  std::vector<double> sums;
-  StepResult result;
-  for (int replica = 0; replica < p.replicas; ++replica) {
-    const std::vector<double>& payload = payloads_[static_cast<size_t>(p.rank_of(p.stages - 1, replica))];
-    const double* losses = payload.data() + payload.size() - 2 * static_cast<size_t>(p.virtual_ranks);
-    for (int v = 0; v < p.virtual_ranks; ++v) {
-      sums.push_back(losses[2 * v]);
-      result.valid_tokens += static_cast<int64_t>(losses[2 * v + 1]);
-    }
-  }
-  const double valid = static_cast<double>(result.valid_tokens);
-  const OptimizerSettings& o = parts_.optimizer;
-  if (result.valid_tokens > 0) {
-    result.loss = tree_sum_of(sums, 0, sums.size()) / valid;
-    result.gradient_norm = std::sqrt(squares) / valid;
-  }
-  const bool finite = std::isfinite(result.gradient_norm) && std::isfinite(result.loss);
-  result.skipped = result.valid_tokens == 0 || (o.skip_non_finite && !finite);
-  result.learning_rate = learning_rate(o.schedule, updates_done_);
-  const double clip = o.clip_norm > 0 ? std::min(1.0, o.clip_norm / (result.gradient_norm + 1e-6)) : 1.0;
-  Control control{};
-  control.skip = result.skipped;
-  control.gradient_scale = result.valid_tokens > 0 ? static_cast<float>(clip / valid) : 0;
-  control.learning_rate = static_cast<float>(result.learning_rate);
-  control.update = result.skipped ? updates_done_ : ++updates_done_;
-  static_assert(sizeof control <= 64);
-  std::memcpy(at(graph, *graph.find(task, Role::kControl), step), &control, sizeof control);
-  const std::lock_guard lock(results_mutex_);
-  results_[step] = result;
-}
-
-void TrainingBinder::update(const StepGraph& graph, const Task& task, int64_t step) {
-  const auto* control = reinterpret_cast<const Control*>(at(graph, *graph.find(task, Role::kControl), step));
-  if (control->skip) return;
-  const auto block = [&](Role role) {
-    return reinterpret_cast<float*>(at(graph, *graph.find(task, role), step));
-  };
-  const OptimizerSettings& o = parts_.optimizer;
-  for (const ParameterSpec& parameter : parts_.model.layer(task.at.layer_begin).parameters()) {
-    AdamW a{};
-    a.count = parameter.count();
-    a.master = block(Role::kMaster) + parameter.offset;
-    a.moment1 = block(Role::kMoment1) + parameter.offset;
-    a.moment2 = block(Role::kMoment2) + parameter.offset;
-    a.gradient = block(Role::kGradient) + parameter.offset;
-    a.gradient_scale = control->gradient_scale;
-    a.learning_rate = control->learning_rate;
-    a.beta1 = static_cast<float>(o.beta1);
-    a.beta2 = static_cast<float>(o.beta2);
-    a.epsilon = static_cast<float>(o.epsilon);
-    a.weight_decay = parameter.decays() ? static_cast<float>(o.weight_decay) : 0;
-    a.step = control->update;
-    parts_.kernels.adamw(a);
-  }
-}
-
 StepResult TrainingBinder::take_result(int64_t step) {
   const std::lock_guard lock(results_mutex_);
   const auto it = results_.find(step);
@@ -376,37 +230,5 @@ StepResult TrainingBinder::take_result(int64_t step) {
 }
 
 ClassifierResult TrainingBinder::take_evaluation() { return std::exchange(evaluation_, {}); }
-
-std::vector<OwnedBlock> TrainingBinder::blocks(const StepGraph& training) const {
-  std::vector<OwnedBlock> blocks, copies;
-  const int first = parts_.problem.first_layer[static_cast<size_t>(parts_.problem.stage_of(parts_.rank))];
-  for (const Task& task : training.tasks) {
-    if (task.kind != TaskKind::kUpdateShard || task.at.rank != parts_.rank) continue;
-    const auto block = [&](Role role) {
-      return reinterpret_cast<float*>(at(training, *training.find(task, role), 0));
-    };
-    OwnedBlock b;
-    b.layer = task.at.layer_begin;
-    b.copy = b.layer < first;
-    b.master = block(Role::kMaster);
-    b.moment1 = block(Role::kMoment1);
-    b.moment2 = block(Role::kMoment2);
-    (b.copy ? copies : blocks).push_back(b);
-  }
-  for (const Task& task : training.tasks) {
-    if (task.kind != TaskKind::kPrefetchWeights || task.at.rank != parts_.rank) continue;
-    for (auto* list : {&blocks, &copies})
-      for (OwnedBlock& b : *list)
-        if (b.layer == task.at.layer_begin)
-          b.working = {at(training, *training.find(task, Role::kWeights), 0), parts_.dtype};
-  }
-  blocks.insert(blocks.end(), copies.begin(), copies.end());
-  return blocks;
-}
-
-void TrainingBinder::refresh_working_weights(const StepGraph& training) {
-  for (const OwnedBlock& b : blocks(training))
-    if (b.working) parts_.kernels.convert(b.working, ref(b.master), parts_.model.layer(b.layer).block_size());
-}
 
 }  // namespace trainer

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "comm/collectives.h"
 #include "model/layer.h"
 #include "optim/lr_schedule.h"
 #include "runtime/clock.h"
@@ -13,6 +14,7 @@
 #include "runtime/rank_memory.h"
 #include "runtime/waiting.h"
 #include "schedule/problem.h"
+#include "schedule/shards.h"
 
 namespace trainer {
 
@@ -49,12 +51,15 @@ struct RankCommunicators {
   static RankCommunicators make(Communicator& world, const Problem& problem);
 };
 
-// A parameter block held by this rank. `copy`: the last stage's copy of a tied embedding.
+// What this rank updates of a layer's parameter block: elements [range.begin, range.end()). `copy`: of the
+// last stage's copy of a tied embedding.
 struct OwnedBlock {
   int layer = 0;
   bool copy = false;
-  float *master = nullptr, *moment1 = nullptr, *moment2 = nullptr;
-  Ref working;  // null data: the master copy itself
+  ShardRange range;
+  float *master = nullptr, *moment1 = nullptr, *moment2 = nullptr;  // of the range's first element
+  Ref working;  // likewise; null data: the master copy itself
+  Ref whole;    // the working weights of the whole layer, where the rank keeps them between steps
 };
 
 class TrainingBinder : public KernelBinder {
@@ -91,12 +96,19 @@ class TrainingBinder : public KernelBinder {
 
   // The blocks that `training` keeps on this rank, ascending by layer, a tied copy last.
   std::vector<OwnedBlock> blocks(const StepGraph& training) const;
-  // Working weights from the master copies, after those were set.
+  // Working weights from the master copies, after those were set. Collective under ZeRO.
   void refresh_working_weights(const StepGraph& training);
 
  private:
-  struct Control;  // the content of the control buffer
-  struct LossCell;
+  struct Control {  // the content of the control buffer
+    float gradient_scale, learning_rate;
+    int64_t update;  // 1 for the first of training
+    int32_t skip;
+  };
+  struct LossCell {
+    double sum;
+    int64_t valid;
+  };
 
   std::byte* at(const StepGraph& graph, const Use& use, int64_t step) const;
   Ref activation(const StepGraph& graph, const Task& task, Role role, int index, int64_t step) const;
@@ -104,17 +116,32 @@ class TrainingBinder : public KernelBinder {
   float* gradient(const StepGraph& graph, const Task& task, Role role, int64_t step) const;
   void forward(const StepGraph& graph, const Task& task, int64_t step);
   void backward(const StepGraph& graph, const Task& task, int64_t step);
+  void fold(const StepGraph& graph, const Task& task, int64_t step);
   RequestPtr synchronise(const StepGraph& graph, const Task& task, int64_t step);
+  RequestPtr refresh(const StepGraph& graph, const Task& task, int64_t step);
+  RequestPtr gather(int layer, std::byte* data);
   void square(const StepGraph& graph, const Task& task, int64_t step);
   RequestPtr exchange_norms(const StepGraph& graph, const Task& task, int64_t step);
   void conclude(const StepGraph& graph, const Task& task, int64_t step);
   void update(const StepGraph& graph, const Task& task, int64_t step);
-  size_t payload_count(int rank) const;
+  const std::vector<ShardRange>& ranges(int layer) const { return ranges_[static_cast<size_t>(layer)]; }
+  ShardRange own(int layer) const;
+  // What this rank updates: its own range under ZeRO, else everything.
+  ShardRange updated(int layer) const;
+  std::vector<Segment> segments(int layer) const;
+  // First byte of element range.begin in a buffer that holds either the layer's whole block or just the
+  // range.
+  std::byte* part(const StepGraph& graph, const Use& use, int layer, ShardRange range, DType dtype,
+                  int64_t step) const;
+  double sum_of_squares() const;
 
   Parts parts_;
   int64_t first_step_ = 1;
   int64_t updates_done_ = 0;
-  std::vector<std::vector<double>> payloads_;  // by rank, of the exchange under way
+  std::vector<std::vector<ShardRange>> ranges_;  // [layer][replica]
+  std::vector<std::vector<double>> norms_;       // [rank]: its norm blocks, layers ascending
+  std::vector<std::vector<double>> losses_;      // [rank]: sum and valid tokens of each virtual rank
+  StepResult under_way_;                         // the loss is known, the norm not yet
   std::mutex results_mutex_;
   std::map<int64_t, StepResult> results_;
   ClassifierResult evaluation_;

@@ -7,8 +7,8 @@
 #include <map>
 #include <mutex>
 
-#include "schedule/timeline.h"
 #include "schedule/step_graph.h"
+#include "schedule/timeline.h"
 
 namespace trainer {
 

@@ -98,7 +98,7 @@ class Checker {
     const int replicas = count_replicas();
     for (TaskId id : graph_.sequence) {
       const Task& t = task(id);
-      if (t.kind != TaskKind::kGradSync && t.kind != TaskKind::kNormSync) continue;
+      if (!is_collective(t)) continue;
       const int group = t.communicator == kDataParallel    ? t.at.stage
                         : t.communicator == kTiedEmbedding ? t.at.rank % replicas
                                                            : 0;
@@ -120,6 +120,10 @@ class Checker {
                     graph_.describe(reference[i]));
       }
     }
+  }
+
+  bool is_collective(const Task& t) const {
+    return graph_.lanes[static_cast<size_t>(t.lane)].kind == LaneKind::kCollective;
   }
 
   int count_replicas() const {
@@ -211,7 +215,7 @@ uint64_t collective_digest(const StepGraph& graph, int rank, int communicator) {
   Hasher h;
   for (TaskId id : graph.sequence) {
     const Task& t = graph.tasks[static_cast<size_t>(id)];
-    const bool collective = t.kind == TaskKind::kGradSync || t.kind == TaskKind::kNormSync;
+    const bool collective = graph.lanes[static_cast<size_t>(t.lane)].kind == LaneKind::kCollective;
     if (collective && t.at.rank == rank && t.communicator == communicator)
       h.add(t.kind).add(t.at.layer_begin).add(t.bytes);
   }

@@ -10,148 +10,175 @@ Dispatcher::Dispatcher(const StepGraph& graph, int steps)
     : graph_(graph),
       steps_(steps),
       window_(graph.max_distance + 2),
-      consumers_(graph.tasks.size()),
+      first_consumer_(graph.tasks.size() + 1),
+      info_(graph.tasks.size()),
       slots_(static_cast<size_t>(window_)),
       lanes_(graph.lanes.size()) {
+  for (const Task& task : graph.tasks)
+    for (const Edge& edge : task.after) ++first_consumer_[static_cast<size_t>(edge.producer) + 1];
+  for (size_t id = 0; id < graph.tasks.size(); ++id) first_consumer_[id + 1] += first_consumer_[id];
+  consumers_.resize(first_consumer_.back());
+  std::vector<size_t> next = first_consumer_;
+  for (size_t id = 0; id < graph.tasks.size(); ++id) {
+    const Task& task = graph.tasks[id];
+    TaskInfo& info = info_[id];
+    info.lane = task.lane;
+    for (const Edge& edge : task.after) {
+      consumers_[next[static_cast<size_t>(edge.producer)]++] = {static_cast<TaskId>(id), edge.distance};
+      if (edge.distance == 0) ++info.edges_within;
+    }
+    if (info.edges_within < static_cast<int>(task.after.size()))
+      reach_back_.push_back(static_cast<TaskId>(id));
+    if (task.absorber != kNone) info_[static_cast<size_t>(task.absorber)].absorbs = static_cast<TaskId>(id);
+  }
+  for (size_t l = 0; l < graph.lanes.size(); ++l) {
+    const Lane& lane = graph.lanes[l];
+    lanes_[l].untaken = static_cast<int64_t>(lane.program.size()) * steps;
+    for (size_t position = 0; position < lane.program.size(); ++position) {
+      const TaskId task = lane.program[position];
+      info_[static_cast<size_t>(task)].position = static_cast<int>(position);
+      if (lane.order == LaneOrder::kPriority && !is_main_path(graph.tasks[static_cast<size_t>(task)].kind))
+        info_[static_cast<size_t>(task)].background = true;
+      else
+        lanes_[l].in_order.push_back(task);
+    }
+  }
   for (size_t id = 0; id < graph.tasks.size(); ++id)
-    for (const Edge& edge : graph.tasks[id].after)
-      consumers_[static_cast<size_t>(edge.producer)].push_back({static_cast<TaskId>(id), edge.distance});
+    if (graph.tasks[id].absorber != kNone && !info_[id].background)
+      require(false, "{} may be absorbed, but its lane is FIFO", graph.describe(static_cast<TaskId>(id)));
   total_ = static_cast<int64_t>(graph.tasks.size()) * steps;
   admit_steps();
 }
 
-Dispatcher::Slot* Dispatcher::slot(int step) {
-  Slot& s = slots_[static_cast<size_t>(step % window_)];
-  return s.step == step ? &s : nullptr;
-}
-const Dispatcher::Slot* Dispatcher::slot(int step) const {
-  const Slot& s = slots_[static_cast<size_t>(step % window_)];
-  return s.step == step ? &s : nullptr;
-}
-
 void Dispatcher::admit_steps() {
-  while (admitted_ < steps_ && admitted_ < base_ + window_ && !(graph_.tasks.empty())) {
+  const size_t count = graph_.tasks.size();
+  while (admitted_ < steps_ && admitted_ < base_ + window_ && count > 0) {
     const int step = admitted_++;
-    Slot& s = slots_[static_cast<size_t>(step % window_)];
+    Slot& s = slot(step);
     s.step = step;
-    s.incomplete = static_cast<int>(graph_.tasks.size());
-    s.pending.assign(graph_.tasks.size(), 0);
-    s.taken.assign(graph_.tasks.size(), false);
-    s.done.assign(graph_.tasks.size(), false);
-    s.released_by.assign(graph_.tasks.size(), kNone);
-    for (size_t id = 0; id < graph_.tasks.size(); ++id)
-      for (const Edge& edge : graph_.tasks[id].after) {
+    s.incomplete = static_cast<int>(count);
+    s.tasks.assign(count, {});
+    for (size_t id = 0; id < count; ++id) s.tasks[id].pending = info_[id].edges_within;
+    for (TaskId id : reach_back_)
+      for (const Edge& edge : graph_.tasks[static_cast<size_t>(id)].after) {
         const int from = step - edge.distance;
-        if (from < base_) continue;  // complete, or before the first step
-        const Slot* producer = slot(from);
-        if (!producer->done[static_cast<size_t>(edge.producer)]) ++s.pending[id];
+        // Otherwise complete, or before the first step.
+        if (edge.distance > 0 && in_flight(from) && !state(from, edge.producer).done)
+          ++state(step, id).pending;
       }
+    for (size_t id = 0; id < count; ++id)
+      if (s.tasks[id].pending == 0) became_ready(step, static_cast<TaskId>(id));
   }
 }
 
-bool Dispatcher::ready(TaskId task, int step) const {
-  const Slot* s = slot(step);
-  return s && s->pending[static_cast<size_t>(task)] == 0;
+std::tuple<int, int, int> Dispatcher::rank_in_waiting(int step, TaskId task) const {
+  return {-graph_.tasks[static_cast<size_t>(task)].priority, step, info(task).position};
+}
+
+void Dispatcher::became_ready(int step, TaskId task) {
+  if (info(task).background)
+    lanes_[static_cast<size_t>(info(task).lane)].waiting.insert(rank_in_waiting(step, task));
+}
+
+void Dispatcher::take(Slot& slot, TaskId task) {
+  LaneState& lane = lanes_[static_cast<size_t>(info(task).lane)];
+  slot.tasks[static_cast<size_t>(task)].taken = true;
+  --lane.untaken;
+  if (info(task).background) lane.waiting.erase(rank_in_waiting(slot.step, task));
 }
 
 std::optional<Instance> Dispatcher::next(LaneId id) {
-  if (poison_) std::rethrow_exception(poison_);
   LaneState& state = lanes_[static_cast<size_t>(id)];
-  const Lane& lane = graph_.lanes[static_cast<size_t>(id)];
-  if (state.busy || lane.program.empty()) return std::nullopt;
-  if (lane.order == LaneOrder::kPriority) return next_by_priority(id);
-  if (state.step >= steps_) return std::nullopt;
-  const TaskId task = lane.program[state.index];
-  if (!ready(task, state.step)) return std::nullopt;
-  const Instance instance{task, state.step};
-  slot(state.step)->taken[static_cast<size_t>(task)] = true;
-  state.busy = true;
-  if (++state.index == lane.program.size()) {
-    state.index = 0;
-    ++state.step;
+  if (state.busy) return std::nullopt;
+  if (!state.in_order.empty() && state.step < admitted_) {
+    const TaskId task = state.in_order[state.index];
+    Slot& s = slot(state.step);
+    Instance instance{task, state.step, kNone};
+    const int pending = s.tasks[static_cast<size_t>(task)].pending;
+    bool may_start = pending == 0;
+    if (const TaskId other = info(task).absorbs; pending == 1 && other != kNone &&
+                                                 !s.tasks[static_cast<size_t>(other)].taken &&
+                                                 s.tasks[static_cast<size_t>(other)].pending == 0) {
+      take(s, other);
+      instance.absorbed = other;
+      may_start = true;
+    }
+    if (may_start) {
+      take(s, task);
+      state.busy = true;
+      if (++state.index == state.in_order.size()) {
+        state.index = 0;
+        ++state.step;
+      }
+      return instance;
+    }
   }
+  if (state.waiting.empty()) return std::nullopt;
+  const auto [priority, step, position] = *state.waiting.begin();
+  const Instance instance{graph_.lanes[static_cast<size_t>(id)].program[static_cast<size_t>(position)], step,
+                          kNone};
+  take(slot(step), instance.task);
+  state.busy = true;
   return instance;
 }
 
-std::optional<Instance> Dispatcher::next_by_priority(LaneId id) {
-  const Lane& lane = graph_.lanes[static_cast<size_t>(id)];
-  std::optional<Instance> best;
-  int best_priority = 0;
-  bool main_path_open = true;  // an earlier main-path task not yet taken bars the later ones
-  for (int step = base_; step < admitted_; ++step) {
-    Slot* s = slot(step);
-    for (TaskId task : lane.program) {
-      if (s->taken[static_cast<size_t>(task)]) continue;
-      const Task& t = graph_.tasks[static_cast<size_t>(task)];
-      if (is_main_path(t.kind)) {
-        if (main_path_open && s->pending[static_cast<size_t>(task)] == 0) {
-          s->taken[static_cast<size_t>(task)] = true;
-          lanes_[static_cast<size_t>(id)].busy = true;
-          return Instance{task, step};
-        }
-        main_path_open = false;
-      } else if (s->pending[static_cast<size_t>(task)] == 0 && (!best || t.priority > best_priority)) {
-        best = Instance{task, step};
-        best_priority = t.priority;
-      }
-    }
+void Dispatcher::finish(int step, TaskId task) {
+  const auto index = static_cast<size_t>(task);
+  Slot& s = slot(step);
+  if (!in_flight(step) || !s.tasks[index].taken || s.tasks[index].done)
+    require(false, "{} of step {} completed without running", graph_.describe(task), step);
+  s.tasks[index].done = true;
+  for (size_t i = first_consumer_[index]; i < first_consumer_[index + 1]; ++i) {
+    const int at = step + consumers_[i].distance;
+    if (!in_flight(at)) continue;  // not admitted yet: counted when it is
+    const TaskId consumer = consumers_[i].producer;
+    TaskState& target = state(at, consumer);
+    target.released_by = task;
+    if (--target.pending == 0 && !target.taken) became_ready(at, consumer);
   }
-  if (best) {
-    slot(best->step)->taken[static_cast<size_t>(best->task)] = true;
-    lanes_[static_cast<size_t>(id)].busy = true;
-  }
-  return best;
+  --s.incomplete;
+  ++completed_;
 }
 
 void Dispatcher::complete(Instance instance) {
-  Slot* s = slot(instance.step);
-  require(s && s->taken[static_cast<size_t>(instance.task)] && !s->done[static_cast<size_t>(instance.task)],
-          "{} of step {} completed without running", graph_.describe(instance.task), instance.step);
-  s->done[static_cast<size_t>(instance.task)] = true;
-  lanes_[static_cast<size_t>(graph_.tasks[static_cast<size_t>(instance.task)].lane)].busy = false;
-  for (const Edge& consumer : consumers_[static_cast<size_t>(instance.task)]) {
-    Slot* target = slot(instance.step + consumer.distance);
-    if (!target) continue;  // not admitted yet: counted when it is
-    const auto index = static_cast<size_t>(consumer.producer);
-    if (--target->pending[index] == 0) target->released_by[index] = instance.task;
-  }
-  --s->incomplete;
-  ++completed_;
-  while (base_ < admitted_ && slot(base_)->incomplete == 0) ++base_;
+  lanes_[static_cast<size_t>(info(instance.task).lane)].busy = false;
+  // The absorbed task's end must not become what released its absorber.
+  const TaskId released = released_by(instance);
+  if (instance.absorbed != kNone) finish(instance.step, instance.absorbed);
+  state(instance.step, instance.task).released_by = released;
+  finish(instance.step, instance.task);
+  while (base_ < admitted_ && slot(base_).incomplete == 0) ++base_;
   admit_steps();
 }
 
 TaskId Dispatcher::released_by(Instance instance) const {
-  const Slot* s = slot(instance.step);
-  return s ? s->released_by[static_cast<size_t>(instance.task)] : kNone;
+  return in_flight(instance.step) ? state(instance.step, instance.task).released_by : kNone;
 }
 
 bool Dispatcher::waits_only_for(Instance instance, TaskId producer) const {
-  const Task& task = graph_.tasks[static_cast<size_t>(instance.task)];
-  const Slot* s = slot(instance.step);
-  return s && s->pending[static_cast<size_t>(instance.task)] == 1 &&
-         !s->done[static_cast<size_t>(producer)] && !busy(task.lane) && awaited(task.lane) == instance;
+  const LaneId lane = info(instance.task).lane;
+  return in_flight(instance.step) && state(instance.step, instance.task).pending == 1 &&
+         !state(instance.step, producer).done && !busy(lane) && awaited(lane) == instance;
 }
 
 std::optional<Instance> Dispatcher::awaited(LaneId id) const {
   const LaneState& state = lanes_[static_cast<size_t>(id)];
-  const Lane& lane = graph_.lanes[static_cast<size_t>(id)];
-  if (lane.program.empty() || state.step >= steps_) return std::nullopt;
-  return Instance{lane.program[state.index], state.step};
+  if (state.in_order.empty() || state.step >= steps_) return std::nullopt;
+  return Instance{state.in_order[state.index], state.step, kNone};
 }
 
 std::string Dispatcher::blocked() const {
   std::string text;
   for (size_t lane = 0; lane < lanes_.size(); ++lane) {
     const auto waiting = awaited(static_cast<LaneId>(lane));
-    if (!waiting || lanes_[lane].busy || ready(waiting->task, waiting->step)) continue;
+    if (!waiting || lanes_[lane].busy || !in_flight(waiting->step) ||
+        state(waiting->step, waiting->task).pending == 0)
+      continue;
     text += fmt::format("\n  {} of step {} waits for", graph_.describe(waiting->task), waiting->step);
     const char* separator = " ";
     for (const Edge& edge : graph_.tasks[static_cast<size_t>(waiting->task)].after) {
       const int from = waiting->step - edge.distance;
-      if (from < base_) continue;
-      const Slot* s = slot(from);
-      if (s && s->done[static_cast<size_t>(edge.producer)]) continue;
+      if (!in_flight(from) || state(from, edge.producer).done) continue;
       text += separator + graph_.describe(edge.producer);
       if (edge.distance > 0) text += fmt::format(" of step {}", from);
       separator = ", ";

@@ -2,18 +2,22 @@
 // simulator with virtual time, the serial interpreter with random choices.
 #pragma once
 
-#include <exception>
 #include <optional>
+#include <set>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "schedule/step_graph.h"
 
 namespace trainer {
 
-// One task in one step (counted from 0 within a dispatcher's life).
+// One task in one step (counted from 0 within a dispatcher's life), and with it the task it has absorbed:
+// that one's work is done first, on the same lane.
 struct Instance {
   TaskId task = kNone;
   int step = 0;
+  TaskId absorbed = kNone;
   bool operator==(const Instance&) const = default;
 };
 
@@ -27,54 +31,76 @@ class Dispatcher {
 
   // The instance `lane` may start now, if any. FIFO lanes hand out their program in order; priority lanes the
   // main path in order first, then the ready background task of highest priority, earliest step and program
-  // order.
+  // order. A task that waits for nothing but an unstarted one it may absorb is handed out together with it.
   std::optional<Instance> next(LaneId lane);
   void complete(Instance instance);
 
-  // The task whose completion made `instance` ready; kNone when it was ready from the start.
+  // The task whose completion was the last that `instance` waited for; kNone when it waited for none.
   TaskId released_by(Instance instance) const;
   // True when `instance` is next on its lane and waits for nothing but `producer` of its own step.
   bool waits_only_for(Instance instance, TaskId producer) const;
-  // The task a FIFO lane would run next, ready or not; kNone when its program is done.
+  // The task a lane would run next in order (of a priority lane: its main path), ready or not; nothing when
+  // that program is done.
   std::optional<Instance> awaited(LaneId lane) const;
   bool busy(LaneId lane) const { return lanes_[static_cast<size_t>(lane)].busy; }
+  // True when nothing is left for this lane to start.
+  bool exhausted(LaneId lane) const { return lanes_[static_cast<size_t>(lane)].untaken == 0; }
   bool finished() const { return completed_ == total_; }
   // Steps all of whose tasks are complete.
   int steps_completed() const { return base_; }
-
-  // After this, next() rethrows on every lane.
-  void poison(std::exception_ptr error) { poison_ = error; }
 
   // Tasks that are next on their lane and what each still waits for: the text of a deadlock report.
   std::string blocked() const;
 
  private:
+  struct TaskState {  // of one step
+    int pending = 0;  // edges not yet satisfied
+    TaskId released_by = kNone;
+    bool taken = false, done = false;
+  };
+  // What the loops below need of a task, close together.
+  struct TaskInfo {
+    LaneId lane = kNone;
+    TaskId absorbs = kNone;   // the one it may absorb
+    int edges_within = 0;     // of its own step
+    int position = 0;         // in its lane's program
+    bool background = false;  // on a priority lane and not of the main path
+  };
   struct Slot {  // one step in flight
     int step = -1;
     int incomplete = 0;
-    std::vector<int> pending;  // edges not yet satisfied, by task
-    std::vector<bool> taken, done;
-    std::vector<TaskId> released_by;
+    std::vector<TaskState> tasks;
   };
   struct LaneState {
     bool busy = false;
-    int step = 0;  // of the next FIFO instance
+    int step = 0;  // of the next instance in order
     size_t index = 0;
+    std::vector<TaskId> in_order;                 // FIFO: the program; priority: its main path
+    std::set<std::tuple<int, int, int>> waiting;  // ready background: (-priority, step, position)
+    int64_t untaken = 0;
   };
 
   void admit_steps();
-  Slot* slot(int step);
-  const Slot* slot(int step) const;
-  bool ready(TaskId task, int step) const;
-  std::optional<Instance> next_by_priority(LaneId lane);
+  Slot& slot(int step) { return slots_[static_cast<size_t>(step % window_)]; }
+  const Slot& slot(int step) const { return slots_[static_cast<size_t>(step % window_)]; }
+  TaskState& state(int step, TaskId task) { return slot(step).tasks[static_cast<size_t>(task)]; }
+  const TaskState& state(int step, TaskId task) const { return slot(step).tasks[static_cast<size_t>(task)]; }
+  const TaskInfo& info(TaskId task) const { return info_[static_cast<size_t>(task)]; }
+  bool in_flight(int step) const { return step >= base_ && step < admitted_; }
+  void take(Slot& slot, TaskId task);
+  void became_ready(int step, TaskId task);
+  void finish(int step, TaskId task);
+  std::tuple<int, int, int> rank_in_waiting(int step, TaskId task) const;
 
   const StepGraph& graph_;
   int steps_, window_, admitted_ = 0, base_ = 0;
   int64_t completed_ = 0, total_ = 0;
-  std::vector<std::vector<Edge>> consumers_;  // by producer: (consumer, distance)
+  std::vector<size_t> first_consumer_;  // by producer, into consumers_
+  std::vector<Edge> consumers_;         // (consumer, distance)
+  std::vector<TaskInfo> info_;          // by task
+  std::vector<TaskId> reach_back_;      // tasks with edges into earlier steps
   std::vector<Slot> slots_;
   std::vector<LaneState> lanes_;
-  std::exception_ptr poison_;
 };
 
 }  // namespace trainer

@@ -16,20 +16,24 @@ class Pass {
   virtual void apply(StepGraphBuilder& builder, const Problem& problem) const = 0;
 };
 
-// "activation_policy": with ActivationPolicy::kCheckpoint a block keeps only its input; what its backward
-// reads is recovered right before it. Embedding and head keep everything (the head's backward follows at
-// once).
-std::unique_ptr<Pass> make_activation_policy();
+// "layer_state_pipeline": a layer's state tasks may start when its gradient is complete, under the backward
+// passes of the layers below it, instead of in one batch after the last backward of the step.
+std::unique_ptr<Pass> make_layer_state_pipeline();
 
-// "step_end_state": the baseline. Gradient synchronisation, optimizer and refresh of working weights all run
-// in one batch after the last backward of the step.
-std::unique_ptr<Pass> make_step_end_state();
+// "update_prefetch": the next step's forward of a layer waits for that layer's weights alone, instead of for
+// all of the rank's; updates that are needed first run first.
+std::unique_ptr<Pass> make_update_prefetch();
+
+// "forward_side_recovery": what a backward needs is recovered in gaps of the main path before it, into as
+// many buffers as Problem::recovery_buffers says, instead of at the moment the backward could start. A
+// recovery that found no gap is done by its backward.
+std::unique_ptr<Pass> make_forward_side_recovery();
 
 std::vector<std::string> pass_names();
 // Throws InputError naming the nearest pass.
 std::unique_ptr<Pass> make_pass(const std::string& name);
 
-// Front end, passes, edges, memory placement.
+// Front end, activation policy, state tasks, passes, edges, memory placement.
 StepGraph build_step_graph(const Problem& problem);
 
 }  // namespace trainer

@@ -22,10 +22,14 @@ uint64_t Problem::hash() const {
       .add(tensor_ranks)
       .add(micro_batches)
       .add(virtual_ranks)
-      .add(activation)
+      .add(recovery_buffers)
+      .add(zero_stage)
+      .add(shard_gradients)
+      .add(updates_wait_for_norm)
       .add(forward_only)
       .add(element_bytes);
   for (int layer : first_layer) h.add(layer);
+  for (uint64_t mask : kept) h.add(mask);
   for (const auto& pass : passes) h.add(pass);
   for (const auto& layer : layers) {
     h.add(layer.name).add(layer.parameters).add(layer.shared_block).add(layer.shared_parameters);

@@ -10,7 +10,13 @@
 
 namespace trainer {
 
-enum class ActivationPolicy : uint8_t { kFullSave, kCheckpoint };
+// What forward keeps of a block's saved tensors; the rest is recovered from the block's input.
+enum class ActivationPolicy : uint8_t {
+  kFullSave,     // all of them
+  kCheckpoint,   // none
+  kSelective,    // those that cost at least the block's average to recover, for their bytes
+  kKeepWhatFits  // as many as the memory budget allows, those that cost most for their bytes first
+};
 
 struct Problem {
   int stages = 1;                      // P
@@ -20,10 +26,19 @@ struct Problem {
   int virtual_ranks = 1;               // of one rank (reproducible_group / D); divides micro_batches
   std::vector<LayerCatalogue> layers;  // embedding, blocks, head
   std::vector<int> first_layer;        // of each stage; [stages] = layers.size()
-  ActivationPolicy activation = ActivationPolicy::kFullSave;
-  bool forward_only = false;         // evaluation: forwards that keep nothing
-  int64_t element_bytes = 4;         // of working weights; 2: beside an fp32 master copy
-  int64_t workspace_bytes = 0;       // kernels' own scratch, one per compute lane
+  // By layer: bit i says that forward keeps saved tensor i for backward. Empty: everything.
+  std::vector<uint64_t> kept;
+  // Saved tensors of so many blocks may be recovered ahead of their backwards; 0: of all blocks of a stage.
+  int recovery_buffers = 0;
+  int zero_stage = 0;  // 0: replicated state; 1: optimizer state in shards; 2: and gradients; 3: and weights
+  // Gradients are summed over the replicas after each micro-batch, and only shards accumulate (zero_stage 2,
+  // 3).
+  bool shard_gradients = false;
+  // Clipping, or skipping of steps that are not finite: no update before the norm of all gradients is known.
+  bool updates_wait_for_norm = true;
+  bool forward_only = false;    // evaluation: forwards that keep nothing
+  int64_t element_bytes = 4;    // of working weights; 2: beside an fp32 master copy
+  int64_t workspace_bytes = 0;  // kernels' own scratch, one per compute lane
   int64_t tensor_staging_bytes = 0;  // scratch of the exchanges within a tensor-parallel group
   std::vector<std::string> passes;
   std::vector<int> ranks;  // to build tasks for; empty: all
@@ -38,6 +53,11 @@ struct Problem {
   int tensor_of(int rank) const { return rank % tensor_ranks; }
   int layer_count() const { return static_cast<int>(layers.size()); }
   bool tied() const { return layers.back().shared_block == 0; }
+  bool keeps(int layer, size_t saved) const {
+    return kept.empty() || (kept[static_cast<size_t>(layer)] >> saved & 1);
+  }
+  // The ZeRO stage where there is something to share.
+  int sharding() const { return replicas > 1 ? zero_stage : 0; }
   std::vector<int> ranks_to_build() const;
   // Hash of everything that must be the same on all ranks.
   uint64_t hash() const;

@@ -1,6 +1,8 @@
 #include "schedule/step_graph.h"
 
 #include <algorithm>
+#include <functional>
+#include <map>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -116,7 +118,8 @@ uint64_t StepGraph::hash() const {
         .add(t.random_key)
         .add(t.communicator)
         .add(t.bytes)
-        .add(t.predicate);
+        .add(t.predicate)
+        .add(t.absorber);
     for (int16_t c : {t.at.rank, t.at.device, t.at.phase, t.at.stage, t.at.layer_begin, t.at.layer_end,
                       t.at.micro_batch, t.at.segment})
       h.add(c);
@@ -167,6 +170,27 @@ TaskId StepGraphBuilder::insert_before(TaskId position, Task task) {
   const auto id = static_cast<TaskId>(graph_.tasks.size() - 1);
   graph_.sequence.insert(at, id);
   return id;
+}
+
+void StepGraphBuilder::move_behind(const std::vector<std::pair<TaskId, TaskId>>& moves) {
+  std::vector<bool> moved(graph_.tasks.size());
+  std::map<TaskId, std::vector<TaskId>> followers;
+  for (const auto& [task, position] : moves) {
+    require(!moved[static_cast<size_t>(task)], "{} is moved twice", graph_.describe(task));
+    moved[static_cast<size_t>(task)] = true;
+    followers[position].push_back(task);
+  }
+  std::vector<TaskId> sequence;
+  sequence.reserve(graph_.sequence.size());
+  const std::function<void(TaskId)> place = [&](TaskId id) {
+    sequence.push_back(id);
+    if (const auto behind = followers.find(id); behind != followers.end())
+      for (TaskId follower : behind->second) place(follower);
+  };
+  for (TaskId id : graph_.sequence)
+    if (!moved[static_cast<size_t>(id)]) place(id);
+  require(sequence.size() == graph_.sequence.size(), "tasks are moved behind each other");
+  graph_.sequence = std::move(sequence);
 }
 
 LaneId StepGraphBuilder::lane(int rank, LaneKind kind, int device) {

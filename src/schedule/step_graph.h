@@ -97,6 +97,8 @@ struct Task {
   int communicator = kNone;    // for collectives: a CommunicatorId; for transfers: the peer's rank
   int64_t bytes = 0;           // moved by transfers and collectives
   BufferId predicate = kNone;  // control buffer: the task does nothing when the step is skipped
+  // The task that does this one's work itself, as one instance, when it is next and this one has not started.
+  TaskId absorber = kNone;
 };
 
 struct Buffer {
@@ -150,8 +152,11 @@ class StepGraphBuilder {
   // Appends at the end of the program, or before a task already in it.
   TaskId append(Task task);
   TaskId insert_before(TaskId position, Task task);
+  // Moves tasks of the program: each `moves` pair's first goes right behind its second, in the order given.
+  void move_behind(const std::vector<std::pair<TaskId, TaskId>>& moves);
 
   Task& task(TaskId id) { return graph_.tasks[static_cast<size_t>(id)]; }
+  Lane& lane_of(const Task& task) { return graph_.lanes[static_cast<size_t>(task.lane)]; }
   Buffer& buffer(BufferId id) { return graph_.buffers[static_cast<size_t>(id)]; }
   const std::vector<TaskId>& sequence() const { return graph_.sequence; }
   const StepGraph& draft() const { return graph_; }

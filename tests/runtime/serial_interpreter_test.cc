@@ -18,8 +18,7 @@ using testing::ToyBinder;
 
 TEST(SerialInterpreter, EveryOrderLeavesTheSameBytes) {
   Problem problem = testing::small_problem(2, 2, 2, 2);
-  problem.activation = ActivationPolicy::kCheckpoint;
-  problem.passes = {"step_end_state"};
+  problem.kept = choose_kept(problem, ActivationPolicy::kCheckpoint, false, 0);
   const StepGraph graph = build_step_graph(problem);
   std::set<std::vector<int>> orders;
   std::vector<std::map<std::string, std::vector<std::byte>>> expected;

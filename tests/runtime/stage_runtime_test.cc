@@ -22,8 +22,7 @@ constexpr int kSteps = 3;
 
 Problem delayed_problem(int stages) {
   Problem p = testing::small_problem(3, stages, 1, 3, true, 2);
-  p.activation = ActivationPolicy::kCheckpoint;
-  p.passes = {"step_end_state"};
+  p.kept = choose_kept(p, ActivationPolicy::kCheckpoint, false, 0);
   return p;
 }
 

@@ -129,12 +129,64 @@ TEST(Dispatcher, APriorityLaneRunsTheMainPathFirstThenByPriority) {
   EXPECT_EQ(d.next(id)->task, low);
 }
 
-TEST(Dispatcher, PoisonReachesEveryLane) {
-  const StepGraph graph = build_step_graph(testing::small_problem(2, 1, 1, 1));
-  Dispatcher d(graph, 1);
-  d.poison(std::make_exception_ptr(std::runtime_error("lost")));
-  for (size_t lane = 0; lane < graph.lanes.size(); ++lane)
-    EXPECT_THROW(d.next(static_cast<LaneId>(lane)), std::runtime_error);
+// A recovery that may be absorbed, its backward, and a receive both or only the backward wait for.
+struct Absorbable {
+  Absorbable() {
+    StepGraphBuilder b;
+    Lane lane;
+    lane.order = LaneOrder::kPriority;
+    lane.rank = 0;
+    compute = b.add_lane(lane);
+    boundary = b.lane(0, LaneKind::kReceiveBackward);
+    Buffer buffer;
+    buffer.bytes = 64;
+    buffer.rank = 0;
+    const BufferId saved = b.add_buffer(buffer), gradient = b.add_buffer(buffer);
+    receive = b.append(on_lane(TaskKind::kReceive, boundary, {{gradient, Access::kWrite, Role::kOutput}}));
+    forward = b.append(on_lane(TaskKind::kForward, compute, {}));
+    recover = b.append(on_lane(TaskKind::kRecover, compute, {{saved, Access::kWrite, Role::kSaved}}));
+    backward =
+        b.append(on_lane(TaskKind::kBackward, compute,
+                         {{saved, Access::kRead, Role::kSaved}, {gradient, Access::kRead, Role::kInput}}));
+    b.task(recover).absorber = backward;
+    graph = b.build();
+  }
+  LaneId compute, boundary;
+  TaskId receive, forward, recover, backward;
+  StepGraph graph;
+};
+
+TEST(Dispatcher, ABackwardDoesARecoveryThatFoundNoGap) {
+  const Absorbable p;
+  Dispatcher d(p.graph, 2);
+  for (int step = 0; step < 2; ++step) {
+    const auto received = d.next(p.boundary);
+    const auto forward = d.next(p.compute);
+    ASSERT_EQ(forward->task, p.forward);  // the main path comes before a recovery
+    d.complete(*received);
+    d.complete(*forward);
+    const auto both = d.next(p.compute);
+    ASSERT_EQ(both, (Instance{p.backward, step, p.recover}));
+    EXPECT_EQ(d.released_by(*both), p.receive);
+    d.complete(*both);
+  }
+  EXPECT_TRUE(d.finished());
+  EXPECT_TRUE(d.exhausted(p.compute));
+}
+
+TEST(Dispatcher, ARecoveryRunsInAGapAndIsNotDoneTwice) {
+  const Absorbable p;
+  Dispatcher d(p.graph, 1);
+  const auto received = d.next(p.boundary);
+  d.complete(*d.next(p.compute));
+  const auto recover = d.next(p.compute);  // the gradient is not there yet
+  ASSERT_EQ(recover, (Instance{p.recover, 0, kNone}));
+  d.complete(*received);
+  d.complete(*recover);
+  const auto backward = d.next(p.compute);
+  ASSERT_EQ(backward, (Instance{p.backward, 0, kNone}));
+  d.complete(*backward);
+  EXPECT_TRUE(d.finished());
 }
 
 }  // namespace

@@ -106,7 +106,7 @@ TEST(PlaceMemory, AnyLegalOrderKeepsContentUntilItsLastReader) {
   for (int stages : {1, 2, 3})
     for (auto policy : {ActivationPolicy::kFullSave, ActivationPolicy::kCheckpoint}) {
       Problem p = small_problem(4, stages, 2, 5, true, 2);
-      p.activation = policy;
+      p.kept = choose_kept(p, policy, false, 0);
       const StepGraph graph = build_step_graph(p);
       for (uint64_t seed = 0; seed < 8; ++seed) EXPECT_EQ(TaggedArenas(graph, seed).run(4), 0);
     }

@@ -66,7 +66,7 @@ TEST(BuildStepGraph, IsValidForEveryShape) {
           for (int64_t element : {2, 4})
             for (auto policy : {ActivationPolicy::kFullSave, ActivationPolicy::kCheckpoint}) {
               Problem p = small_problem(5, stages, replicas, m, tied, element);
-              p.activation = policy;
+              p.kept = choose_kept(p, policy, false, 0);
               const StepGraph graph = build_step_graph(p);
               for (const auto& d : check(graph)) ADD_FAILURE() << d.message;
             }
@@ -92,7 +92,7 @@ TEST(BuildStepGraph, TheLocalPartOfARankIsWhatTheWholeGraphHolds) {
 TEST(BuildStepGraph, CheckpointingKeepsLessAndRecoversRightBeforeBackward) {
   Problem p = small_problem(6, 2, 1, 6);
   const StepGraph full = build_step_graph(p);
-  p.activation = ActivationPolicy::kCheckpoint;
+  p.kept = choose_kept(p, ActivationPolicy::kCheckpoint, false, 0);
   const StepGraph checkpoint = build_step_graph(p);
   EXPECT_NE(full.hash(), checkpoint.hash());
   const auto total = [](const TierBytes& t) { return t[1] + t[2]; };

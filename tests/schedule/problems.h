@@ -1,6 +1,7 @@
 // Small invented problems for tests of the schedule.
 #pragma once
 
+#include "schedule/activation_policy.h"
 #include "schedule/passes.h"
 
 namespace trainer::testing {
@@ -12,12 +13,12 @@ inline Problem small_problem(int blocks, int stages, int replicas, int micro_bat
   p.replicas = replicas;
   p.micro_batches = micro_batches;
   p.element_bytes = element_bytes;
-  p.passes = {"step_end_state"};
   for (int l = 0; l < blocks + 2; ++l) {
     LayerCatalogue c;
     const bool embedding = l == 0, head = l == blocks + 1;
     c.name = embedding ? "embedding" : head ? "head" : "block " + std::to_string(l);
     c.parameters = embedding ? 640 : 256 + 16 * l;
+    c.tensors = {{0, c.parameters / 2}, {c.parameters / 2, c.parameters - c.parameters / 2}};
     c.output_bytes = head ? 0 : 512;
     c.gradient_bytes = embedding ? 0 : 512;
     c.temporary_bytes = 128;

@@ -55,7 +55,7 @@ TEST(MemoryUse, NeverExceedsTheArenas) {
     for (ActivationPolicy activation : {ActivationPolicy::kFullSave, ActivationPolicy::kCheckpoint})
       for (unsigned seed = 0; seed < 5; ++seed) {
         Problem problem = testing::small_problem(6, stages, 2, 5, true, 2);
-        problem.activation = activation;
+        problem.kept = choose_kept(problem, activation, false, 0);
         const StepGraph graph = build_step_graph(problem);
         const auto use = memory_over_time(graph, simulate(graph, random_costs(graph, seed), 3));
         for (int rank = 0; rank < problem.world_size(); ++rank)

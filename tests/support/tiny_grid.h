@@ -79,6 +79,13 @@ struct GridPlan {
   std::vector<int64_t> stage_layers;  // empty: even
   int reproducible_group = 0;
   ActivationPolicy activation = ActivationPolicy::kFullSave;
+  bool last_stage_keeps = true;
+  int recovery_buffers = 0;
+  std::vector<std::string> passes = pass_names();
+  int zero_stage = 0;
+  bool shard_gradients = false;
+  bool skip_non_finite = true;
+  int64_t memory_budget = 0;
   DType dtype = DType::kF32;
   int threads = 1;
   int steps = 3;
@@ -112,6 +119,13 @@ inline Config grid_config(const GridPlan& plan) {
       plan.stage_layers.empty() ? even_stage_layers(plan.model.num_layers, plan.stages) : plan.stage_layers;
   c.parallel.reproducible_group = plan.reproducible_group;
   c.schedule.activation = plan.activation;
+  c.schedule.last_stage_keeps = plan.last_stage_keeps;
+  c.schedule.recovery_buffers = plan.recovery_buffers;
+  c.schedule.passes = plan.passes;
+  c.parallel.zero_stage = plan.zero_stage;
+  c.parallel.shard_gradients = plan.shard_gradients;
+  c.optimizer.skip_non_finite = plan.skip_non_finite;
+  c.device.memory_budget.bytes = plan.memory_budget;
   c.precision.compute = plan.dtype;
   c.optimizer.lr = 0.02;
   c.optimizer.lr_decay_style = LrDecayStyle::kConstant;
@@ -128,7 +142,7 @@ inline std::shared_ptr<const SampleSource> grid_data(const GridPlan& plan) {
   return std::make_shared<InventedSource>(12, plan.model.vocabulary_size, 4096);
 }
 
-// Elements held by one rank into the whole tensor, at the logical index of the first.
+// Elements held by one rank into the whole tensor.
 inline void put(std::vector<float>& whole, const ParameterSpec& p, const float* held) {
   whole.resize(static_cast<size_t>(p.logical_count()));
   for_each_held_run(p, [&](int64_t to, int64_t from, int64_t count) {
@@ -136,23 +150,25 @@ inline void put(std::vector<float>& whole, const ParameterSpec& p, const float* 
   });
 }
 
-inline void collect(const TrainingRank& rank, int index, const GridPlan& plan, GridResult& result) {
-  for (int l = 0; l < rank.model().layer_count(); ++l)
-    for (const ParameterSpec& p : rank.model().layer(l).parameters())
-      if (const float* values = rank.parameter(p.name)) {
-        if (l == 0 && plan.model.tie_word_embeddings)
-          result.tied_copies.emplace_back(values, values + p.count());
-        if (rank.problem().replica_of(index) == 0) put(result.weights[p.name], p, values);
-      }
-}
-
 inline void add_to_state(std::vector<float>& whole, const PartTensor& t) {
   size_t count = 1;
   for (int64_t n : t.shape) count *= static_cast<size_t>(n);
-  whole.resize(count);
+  whole.resize(count, -7.0f);
   const size_t run = t.stride > 0 ? static_cast<size_t>(t.run) : t.values.size();
   for (size_t i = 0; i < t.values.size(); ++i)
     whole[static_cast<size_t>(t.begin) + i / run * static_cast<size_t>(t.stride) + i % run] = t.values[i];
+}
+
+// The whole of every parameter and moment, from the parts that the ranks would save.
+inline void collect_state(TrainingRank& rank, GridResult& result) {
+  for (const PartTensor& t : rank.checkpoint_tensors()) add_to_state(result.state[t.name], t);
+}
+
+inline void collect_tied_copies(const TrainingRank& rank, const GridPlan& plan, GridResult& result) {
+  if (!plan.model.tie_word_embeddings) return;
+  const ParameterSpec& table = rank.model().layer(0).parameters().front();
+  if (const float* values = rank.parameter(table.name))
+    result.tied_copies.emplace_back(values, values + table.count());
 }
 
 // Each rank on a thread of its own, through the stage runtime.
@@ -189,9 +205,13 @@ inline GridResult run_grid(const GridPlan& plan) {
       const StepResult step = ranks[r]->take_result(s);
       if (r == 0) result.steps.push_back(step);
     }
-  for (int r = 0; r < world; ++r) collect(*ranks[static_cast<size_t>(r)], r, plan, result);
-  for (auto& rank : ranks)
-    for (const PartTensor& t : rank->checkpoint_tensors()) add_to_state(result.state[t.name], t);
+  for (auto& rank : ranks) {
+    collect_state(*rank, result);
+    collect_tied_copies(*rank, plan, result);
+  }
+  for (int l = 0; l < ranks[0]->model().layer_count(); ++l)
+    for (const ParameterSpec& p : ranks[0]->model().layer(l).parameters())
+      result.weights[p.name] = result.state.at(p.name);
   result.plan = ranks[0]->problem().hash();
   return result;
 }
