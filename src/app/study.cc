@@ -13,6 +13,7 @@ namespace trainer {
 namespace {
 
 constexpr StudyEntry kStudies[] = {
+    {"lazytrain", "LazyTrain's capacities, published schedule and throughput", lazytrain_study},
     {"sppo", "SPPO's boundary sets, limits and examples", sppo_study},
 };
 

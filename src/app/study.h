@@ -42,6 +42,7 @@ struct StudyEntry {
 };
 
 // Each has a line in the list of study.cc.
+Study lazytrain_study();
 Study sppo_study();
 
 std::span<const StudyEntry> studies();
