@@ -207,6 +207,7 @@ class CostModel {
       c = collective_cost(platform_, CollectiveKind::kAllGather, bytes * devices, devices, beside);
     } else {
       const CollectiveKind kind = task.kind == TaskKind::kPrefetchWeights ? CollectiveKind::kAllGather
+                                  : reduces_to_shards(task)               ? CollectiveKind::kReduceScatter
                                                                           : CollectiveKind::kAllReduce;
       c = collective_cost(platform_, kind, static_cast<double>(task.bytes), devices, beside);
     }
@@ -244,6 +245,11 @@ class CostModel {
       it->second.second = std::max(it->second.second, count);
     }
     return it->second;
+  }
+
+  // Under ZeRO no rank needs more of the sum than its shard.
+  bool reduces_to_shards(const Task& task) const {
+    return task.kind == TaskKind::kGradSync && task.communicator == kDataParallel && problem_.sharding() > 0;
   }
 
   void meet(size_t index, const Task& task) {

@@ -29,12 +29,15 @@ std::map<RankArena, MemoryUse> memory_over_time(const StepGraph& graph, const Si
   std::vector<Life> lives(buffers * steps);
   std::vector<bool> used(buffers);
   for (const TaskRun& run : simulation.runs)
-    for (const Use& use : graph.tasks[static_cast<size_t>(run.instance.task)].uses) {
-      const auto buffer = static_cast<size_t>(use.buffer);
-      Life& life = lives[static_cast<size_t>(run.instance.step) * buffers + buffer];
-      life.begin = std::min(life.begin, run.begin);
-      life.end = std::max(life.end, run.end);
-      used[buffer] = true;
+    for (const TaskId task : {run.instance.task, run.instance.absorbed}) {
+      if (task == kNone) continue;
+      for (const Use& use : graph.tasks[static_cast<size_t>(task)].uses) {
+        const auto buffer = static_cast<size_t>(use.buffer);
+        Life& life = lives[static_cast<size_t>(run.instance.step) * buffers + buffer];
+        life.begin = std::min(life.begin, run.begin);
+        life.end = std::max(life.end, run.end);
+        used[buffer] = true;
+      }
     }
 
   std::map<RankArena, std::vector<Change>> changes;

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "schedule/passes.h"
+#include "sim/recovery_lane.h"
 
 namespace trainer {
 
@@ -29,6 +30,7 @@ Prediction predict_step(const Problem& problem, const Platform& platform, int st
     p.problem.ranks.clear();
   }
   p.graph = build_step_graph(p.problem);
+  if (platform.recovery_has_its_own_lane) p.graph = with_recovery_lane(std::move(p.graph));
   p.costs = cost_model(p.graph, p.problem, platform);
   p.step = analyse_step(p.graph, p.costs, steps);
   return p;

@@ -114,6 +114,7 @@ class Simulator {
     std::vector<int> next(first_consumer_.begin(), first_consumer_.end() - 1);
     for (size_t id = 0; id < tasks; ++id) {
       const Task& task = graph_.tasks[id];
+      task_lane_.push_back(task.lane);
       for (const Edge& edge : task.after) {
         const auto producer = static_cast<size_t>(edge.producer);
         consumer_lanes_[static_cast<size_t>(next[producer]++)] = task.lane;
@@ -125,8 +126,8 @@ class Simulator {
     }
   }
 
-  int lane_of(int run) const {
-    return graph_.tasks[static_cast<size_t>(runs_[static_cast<size_t>(run)].instance.task)].lane;
+  LaneId lane_of(int run) const {
+    return task_lane_[static_cast<size_t>(runs_[static_cast<size_t>(run)].instance.task)];
   }
 
   void foresee(double time, What what, int index, int version = 0) {
@@ -174,7 +175,7 @@ class Simulator {
   void take(int run) {
     const auto task = static_cast<size_t>(runs_[static_cast<size_t>(run)].instance.task);
     if (const TaskId receive = receive_of_[task]; receive != kNone) {
-      const LaneId lane = graph_.tasks[static_cast<size_t>(receive)].lane;
+      const LaneId lane = task_lane_[static_cast<size_t>(receive)];
       held_[static_cast<size_t>(lane)].push_back(run);
       // The lane of the receive may have been looked at already in this round.
       return release_sends(lane);
@@ -199,14 +200,32 @@ class Simulator {
     });
   }
 
+  // Of a run: the task's costs, and those of the task it has absorbed.
+  struct Cost {
+    double seconds, bytes, rate;
+  };
+  Cost cost_of(Instance instance) const {
+    const auto task = static_cast<size_t>(instance.task);
+    const bool moves = !costs_.bytes.empty();
+    Cost cost{costs_.seconds[task], moves ? costs_.bytes[task] : 0, moves ? costs_.rate[task] : 0};
+    if (instance.absorbed == kNone) return cost;
+    const auto other = static_cast<size_t>(instance.absorbed);
+    cost.seconds += costs_.seconds[other];
+    if (const double bytes = moves ? costs_.bytes[other] : 0; bytes > 0) {
+      const double alone = bytes / costs_.rate[other] + (cost.bytes > 0 ? cost.bytes / cost.rate : 0);
+      cost.bytes += bytes;
+      cost.rate = cost.bytes / alone;
+    }
+    return cost;
+  }
+
   void begin(int run) {
     TaskRun& r = runs_[static_cast<size_t>(run)];
-    const auto task = static_cast<size_t>(r.instance.task);
     r.begin = now_;
-    const double seconds = costs_.seconds[task], bytes = costs_.bytes.empty() ? 0 : costs_.bytes[task];
-    if (bytes > 0 && lane_group_[static_cast<size_t>(lane_of(run))] != kNone)
-      return foresee(now_ + seconds, What::kFlow, run);
-    foresee(now_ + seconds + (bytes > 0 ? bytes / costs_.rate[task] : 0), What::kEnd, run);
+    const Cost cost = cost_of(r.instance);
+    if (cost.bytes > 0 && lane_group_[static_cast<size_t>(lane_of(run))] != kNone)
+      return foresee(now_ + cost.seconds, What::kFlow, run);
+    foresee(now_ + cost.seconds + (cost.bytes > 0 ? cost.bytes / cost.rate : 0), What::kEnd, run);
   }
 
   void happen(const Event& event) {
@@ -214,9 +233,9 @@ class Simulator {
       case What::kEnd:
         return end(event.index);
       case What::kFlow: {
-        const auto task = static_cast<size_t>(runs_[static_cast<size_t>(event.index)].instance.task);
+        const Cost cost = cost_of(runs_[static_cast<size_t>(event.index)].instance);
         const auto group = static_cast<size_t>(lane_group_[static_cast<size_t>(lane_of(event.index))]);
-        groups_[group].link.add(event.index, costs_.bytes[task], costs_.rate[task], now_);
+        groups_[group].link.add(event.index, cost.bytes, cost.rate, now_);
         return change(group);
       }
       case What::kGroup: {
@@ -254,10 +273,13 @@ class Simulator {
     TaskRun& r = runs_[static_cast<size_t>(run)];
     r.end = now_;
     dispatcher_.complete(r.instance);
-    const auto task = static_cast<size_t>(r.instance.task);
-    mark(graph_.tasks[task].lane);
-    for (int i = first_consumer_[task]; i < first_consumer_[task + 1]; ++i)
-      mark(consumer_lanes_[static_cast<size_t>(i)]);
+    mark(lane_of(run));
+    for (const TaskId id : {r.instance.task, r.instance.absorbed}) {
+      if (id == kNone) continue;
+      const auto task = static_cast<size_t>(id);
+      for (int i = first_consumer_[task]; i < first_consumer_[task + 1]; ++i)
+        mark(consumer_lanes_[static_cast<size_t>(i)]);
+    }
     result_.runs.push_back(r);
   }
 
@@ -273,6 +295,7 @@ class Simulator {
   std::vector<LaneId> to_poll_;
   std::vector<int> first_consumer_;  // [tasks + 1] into consumer_lanes_
   std::vector<LaneId> consumer_lanes_;
+  std::vector<LaneId> task_lane_;
   std::vector<TaskId> receive_of_;      // by Send
   std::vector<std::vector<int>> held_;  // by lane of the receive: sends that are not yet expected
   std::vector<int> lane_group_, meeting_size_;

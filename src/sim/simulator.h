@@ -23,6 +23,7 @@ struct CostTable {
   std::vector<double> group_rate;  // [link groups] bytes per second that a group's lanes share
 };
 
+// Of one instance; a task it has absorbed has no run of its own.
 struct TaskRun {
   Instance instance;
   double begin = 0, end = 0;  // seconds since the start of step 0

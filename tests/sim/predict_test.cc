@@ -48,8 +48,13 @@ TEST(Folding, ChangesNothing) {
       for (int node : {1, 2, 3, 4, 8})
         for (bool checkpoint : {false, true}) {
           Problem problem = testing::small_problem(stages + 2, stages, replicas, 4, true, 2);
-          if (checkpoint) problem.activation = ActivationPolicy::kCheckpoint;
+          if (checkpoint) problem.kept = choose_kept(problem, ActivationPolicy::kCheckpoint, false, 0);
           for (auto& layer : problem.layers) {
+            // Cut evenly among any of these numbers of replicas.
+            constexpr int64_t kTensors = 24, kElements = 16;
+            layer.parameters = kTensors * kElements;
+            layer.tensors.clear();
+            for (int64_t t = 0; t < kTensors; ++t) layer.tensors.push_back({t * kElements, kElements});
             layer.forward_flops = layer.gradient_bytes == 0 ? 10 : 5000;
             layer.backward_flops = 2 * layer.forward_flops;
           }
