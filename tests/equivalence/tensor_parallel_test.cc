@@ -131,6 +131,28 @@ TEST(TensorParallel, PoliciesThreadsAndDelaysKeepTheBits) {
   }
 }
 
+TEST(TensorParallel, ZeroStagesAndPassesKeepTheBits) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    GridPlan plan = plan_of(Architecture::kGpt2);
+    plan.dtype = dtype;
+    plan.tensor_ranks = 2;
+    plan.replicas = 2;
+    plan.passes = {};
+    const GridResult plain = run_grid(plan);
+    plan.activation = ActivationPolicy::kCheckpoint;
+    for (const int stages : {1, 2})
+      for (const int zero : {0, 1, 2, 3})
+        for (const bool passes : {false, true}) {
+          SCOPED_TRACE(fmt::format("{} stages {} zero {} passes {}", name_of(dtype), stages, zero, passes));
+          plan.stages = stages;
+          plan.zero_stage = zero;
+          plan.passes = passes ? pass_names() : std::vector<std::string>{};
+          plan.network = {Delivery::kRendezvous, {uint64_t(zero + 1), std::chrono::microseconds(50)}};
+          expect_same_bits(plain, run_grid(plan));
+        }
+  }
+}
+
 TEST(TensorParallel, ReproducibleGroupHidesTheNumberOfReplicas) {
   GridPlan plan = plan_of();
   plan.tensor_ranks = 2;
