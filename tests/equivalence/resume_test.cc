@@ -170,6 +170,15 @@ TEST(Resume, OneTensorParallelSizeAcrossPipelineDegrees) {
   expect_pieces_equal_one_run(plan, {{2, 1, 1}, {4, 2, 1}, {6, 1, 1}});
 }
 
+TEST(Resume, ShardsOfTensorParallelRanks) {
+  GridPlan plan;
+  plan.tensor_ranks = 2;
+  plan.micro_batches = 8;
+  plan.reproducible_group = 2;
+  plan.zero_stage = 2;
+  expect_pieces_equal_one_run(plan, {{2, 1, 2}, {4, 2, 1}, {6, 1, 2}});
+}
+
 // Another arithmetic class from step 3 on, but from the same state.
 TEST(Resume, AcrossTensorParallelSizes) {
   const TestFolder folder;
