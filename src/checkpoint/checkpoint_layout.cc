@@ -36,7 +36,8 @@ bool SliceExtent::fits(int64_t whole) const {
   if (begin < 0 || count < 0 || begin > whole || count > whole - begin || stride < 0) return false;
   if (stride == 0) return true;
   if (run <= 0 || run > stride || count == 0 || count % run != 0) return false;
-  const int64_t last = count / run - 1, room = whole - begin - run;  // runs after the first, elements for them
+  const int64_t last = count / run - 1,
+                room = whole - begin - run;  // runs after the first, elements for them
   return room >= 0 && last <= room / stride;
 }
 

@@ -9,7 +9,8 @@
 namespace trainer {
 
 // `binder_of(rank)` does the work of that rank's tasks. Throws RunError naming the blocked tasks if nothing
-// can go on.
+// can go on. Not for tensor parallelism: its ranks wait for one another inside their tasks, so each needs a
+// thread of its own.
 void interpret_serially(const StepGraph& graph, int steps, uint64_t seed,
                         const std::function<KernelBinder&(int rank)>& binder_of);
 
