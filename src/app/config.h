@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "comm/collectives.h"
 #include "model/config.h"
 #include "ops/tensor.h"
 #include "optim/lr_schedule.h"
@@ -58,6 +59,7 @@ struct ParallelSection {
   int64_t reproducible_group = 0;
   int64_t zero_stage = 0;
   bool shard_gradients = false;
+  SumAlgorithm grad_sync = SumAlgorithm::kDirect;
 };
 
 enum class FrontEnd : uint8_t { kOneFOneB };
@@ -67,7 +69,8 @@ struct ScheduleSection {
   ActivationPolicy activation = ActivationPolicy::kFullSave;
   bool last_stage_keeps = true;
   int64_t recovery_buffers = 0;
-  std::vector<std::string> passes = {"forward_side_recovery", "layer_state_pipeline", "update_prefetch"};
+  std::vector<std::string> passes = {"forward_side_recovery", "layer_state_pipeline", "update_prefetch",
+                                     "transfer_priority"};
 };
 
 struct PrecisionSection {
@@ -139,8 +142,8 @@ void check_paths(const Config& config);
 // cannot be trained.
 ModelConfig make_model_config(const Config& config, int64_t tokenizer_vocabulary = 0);
 
-// Fills in data_parallel_size, sequence_parallel and stage_layers and checks that `world_size` ranks, the batch and the layers
-// fit one another. Throws InputError.
+// Fills in data_parallel_size, sequence_parallel and stage_layers and checks that `world_size` ranks, the
+// batch and the layers fit one another. Throws InputError.
 void resolve_parallel(Config& config, const ModelConfig& model, int world_size);
 
 // Complete and in declaration order; parse_config reads it back to an equal config.

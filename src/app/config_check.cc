@@ -60,6 +60,11 @@ void check_batches(const Config& config, const std::string& name) {
         "is {})",
         name, p.zero_stage);
   if (p.reproducible_group == 0) return;
+  if (p.grad_sync == SumAlgorithm::kRing || p.grad_sync == SumAlgorithm::kHierarchical)
+    input_error(
+        "{}: 'parallel.reproducible_group' sums by one fixed tree: set 'parallel.grad_sync' to direct or "
+        "tree",
+        name);
   if (p.shard_gradients)
     input_error(
         "{}: 'parallel.reproducible_group' sums gradients rank by rank, 'parallel.shard_gradients' "

@@ -205,6 +205,14 @@ std::vector<Field> describe(ParallelSection& c) {
         "With zero_stage 2 and 3: gradients are synchronised after each micro-batch and only shards "
         "accumulate: "
         "less memory, more traffic, another order of sums.");
+  f.choice("grad_sync", c.grad_sync,
+           {{SumAlgorithm::kDirect, "direct"},
+            {SumAlgorithm::kRing, "ring"},
+            {SumAlgorithm::kTree, "tree"},
+            {SumAlgorithm::kHierarchical, "hierarchical"}},
+           "How gradients are summed over the replicas. Beyond two replicas, ring and hierarchical add in "
+           "orders of "
+           "their own.");
   f.add("reproducible_group", c.reproducible_group,
         "A power of two: results have the same bits for every data_parallel_size that divides it; 0: off.")
       .at_least(0)
@@ -239,7 +247,9 @@ std::vector<Field> describe(ScheduleSection& c) {
         "synchronised as soon as it is complete. update_prefetch: the next step waits for each layer's "
         "weights "
         "only where it uses them. forward_side_recovery: what was not kept is recovered in gaps before it is "
-        "needed.")
+        "needed. transfer_priority: over several machines, gradients and weights between replicas let "
+        "transfers "
+        "between stages pass.")
       .each_of(pass_names());
   return f.take();
 }
@@ -375,7 +385,9 @@ std::vector<Section> describe(Config& c) {
       describe(c.model));
   add("data", "What is trained on.", describe(c.data));
   add("training", "How long and in which batches.", describe(c.training));
-  add("parallel", "How the work is cut over ranks. Ranks = pipeline_parallel_size x data_parallel_size x tensor_parallel_size.",
+  add("parallel",
+      "How the work is cut over ranks. Ranks = pipeline_parallel_size x data_parallel_size x "
+      "tensor_parallel_size.",
       describe(c.parallel));
   add("schedule", "The order of a step's tasks. Changes time and memory, never what is learned.",
       describe(c.schedule));

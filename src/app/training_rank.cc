@@ -170,7 +170,8 @@ std::string TrainingRank::describe_plan() const {
     tensor = fmt::format(" x tensor {}{}", problem_.tensor_ranks,
                          model_.part().sequence ? " with sequence parallelism" : "");
   return fmt::format(
-      "{} | pipeline {} (layers {}) x data {}{} | {} micro-batches of {} x {} tokens | {} parameters | {} | {} "
+      "{} | pipeline {} (layers {}) x data {}{} | {} micro-batches of {} x {} tokens | {} parameters | {} | "
+      "{} "
       "threads per "
       "rank | program {:016x}",
       graph_.provenance, problem_.stages, stages, problem_.replicas, tensor, problem_.micro_batches,
@@ -182,8 +183,8 @@ std::unique_ptr<TrainingBinder> TrainingRank::make_binder(const Problem& problem
                                                           WaitLedger* ledger) {
   return std::make_unique<TrainingBinder>(
       TrainingBinder::Parts{problem, world_.rank(), model_, *kernels_, *memory_, communicators_, inputs,
-                            make_optimizer_settings(config_), config_.precision.compute, ledger, &clock_,
-                            tensor_ ? &*tensor_ : nullptr});
+                            make_optimizer_settings(config_), config_.precision.compute,
+                            config_.parallel.grad_sync, ledger, &clock_, tensor_ ? &*tensor_ : nullptr});
 }
 
 void TrainingRank::allocate() {

@@ -20,8 +20,7 @@ RankCommunicators RankCommunicators::make(Communicator& world, const Problem& pr
   c.boundary = world.split(0, rank);
   const int tensor = problem.tensor_of(rank), tensor_ranks = problem.tensor_ranks;
   c.data_parallel = world.split(stage * tensor_ranks + tensor, rank);
-  c.tied =
-      world.split(end ? replica * tensor_ranks + tensor : problem.replicas * tensor_ranks + rank, rank);
+  c.tied = world.split(end ? replica * tensor_ranks + tensor : problem.replicas * tensor_ranks + rank, rank);
   c.world = world.split(0, rank);
   if (tensor_ranks > 1) c.tensor = world.split(rank / tensor_ranks, rank);
   return c;
@@ -142,6 +141,7 @@ RequestPtr TrainingBinder::start(const StepGraph& graph, Instance instance) {
       const BoundaryTrailer trailer =
           parts_.ledger ? parts_.ledger->outgoing(parts_.clock->now()) : BoundaryTrailer{};
       static_assert(sizeof trailer <= kBoundaryTrailerBytes);
+      gate_.started();
       std::memcpy(data + task.bytes - kBoundaryTrailerBytes, &trailer, sizeof trailer);
       return parts_.communicators.boundary->send(data, static_cast<size_t>(task.bytes), task.communicator,
                                                  lane == LaneKind::kSendForward ? kForwardTag : kBackwardTag);
@@ -176,6 +176,7 @@ RequestPtr TrainingBinder::start(const StepGraph& graph, Instance instance) {
 void TrainingBinder::finish(const StepGraph& graph, Instance instance) {
   const Task& task = graph.tasks[static_cast<size_t>(instance.task)];
   const int64_t step = first_step_ + instance.step;
+  if (task.kind == TaskKind::kSend) gate_.ended();
   if (task.kind == TaskKind::kNormSync) conclude(graph, task, step);
   if (task.kind == TaskKind::kReceive && parts_.ledger) {
     BoundaryTrailer trailer;

@@ -1,6 +1,7 @@
 // Does the work of a rank's training tasks with a kernel set: layers, folds, exchanges, optimizer.
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -62,6 +63,26 @@ struct OwnedBlock {
   Ref whole;    // the working weights of the whole layer, where the rank keeps them between steps
 };
 
+// Closed while a stage-boundary send of this rank is under way. A send that stays under way for long waits
+// for its peer, not for the link: then the gate opens, so that no rank waits for another in a circle.
+class BoundaryGate : public ChunkGate {
+ public:
+  bool open() const override {
+    return sends_ == 0 || std::chrono::steady_clock::now() - since_ > std::chrono::seconds(2);
+  }
+  void started() {
+    if (sends_++ == 0) since_ = std::chrono::steady_clock::now();
+  }
+  void ended() {
+    --sends_;
+    since_ = std::chrono::steady_clock::now();
+  }
+
+ private:
+  int sends_ = 0;
+  std::chrono::steady_clock::time_point since_;
+};
+
 class TrainingBinder : public KernelBinder {
  public:
   struct Parts {
@@ -74,6 +95,7 @@ class TrainingBinder : public KernelBinder {
     StepInputs& inputs;
     OptimizerSettings optimizer;
     DType dtype = DType::kF32;
+    SumAlgorithm grad_sync = SumAlgorithm::kDirect;
     WaitLedger* ledger = nullptr;  // may be null
     const Clock* clock = nullptr;
     TensorGroup* tensor = nullptr;  // null without tensor parallelism
@@ -119,7 +141,8 @@ class TrainingBinder : public KernelBinder {
   void fold(const StepGraph& graph, const Task& task, int64_t step);
   RequestPtr synchronise(const StepGraph& graph, const Task& task, int64_t step);
   RequestPtr refresh(const StepGraph& graph, const Task& task, int64_t step);
-  RequestPtr gather(int layer, std::byte* data);
+  RequestPtr gather(int layer, std::byte* data, const CollectiveOptions& options);
+  CollectiveOptions collective_options(const StepGraph& graph, const Task& task) const;
   void square(const StepGraph& graph, const Task& task, int64_t step);
   RequestPtr exchange_norms(const StepGraph& graph, const Task& task, int64_t step);
   void conclude(const StepGraph& graph, const Task& task, int64_t step);
@@ -141,6 +164,7 @@ class TrainingBinder : public KernelBinder {
   std::vector<std::vector<ShardRange>> ranges_;  // [layer][replica]
   std::vector<std::vector<double>> norms_;       // [rank]: its norm blocks, layers ascending
   std::vector<std::vector<double>> losses_;      // [rank]: sum and valid tokens of each virtual rank
+  BoundaryGate gate_;                            // of the thread that drives transfers and collectives
   StepResult under_way_;                         // the loss is known, the norm not yet
   std::mutex results_mutex_;
   std::map<int64_t, StepResult> results_;

@@ -68,29 +68,42 @@ RequestPtr TrainingBinder::synchronise(const StepGraph& graph, const Task& task,
   const int layer = task.at.layer_begin;
   const auto room = static_cast<size_t>(graph.buffers[static_cast<size_t>(staging.buffer)].bytes / 4);
   const std::span<float> space{reinterpret_cast<float*>(at(graph, staging, step)), room};
+  Communicator& group =
+      task.communicator == kTiedEmbedding ? *parts_.communicators.tied : *parts_.communicators.data_parallel;
+  const CollectiveOptions options = collective_options(graph, task);
   const auto chunk_for = [&](std::span<const Segment> segments) {
     size_t chunk = kSyncChunk;
-    while (chunk > 16 && staging_count(segments, chunk) > room) chunk /= 2;
+    while (chunk > 16 && staging_count(segments, chunk, options.algorithm, group.nodes()) > room) chunk /= 2;
     return chunk;
   };
   if (task.communicator == kTiedEmbedding) {
-    Communicator& ends = *parts_.communicators.tied;
     const ShardRange range = updated(layer);
-    const auto halves = owned_segments(static_cast<size_t>(range.count), ends.size());
+    const auto halves = owned_segments(static_cast<size_t>(range.count), group.size());
     auto* data = reinterpret_cast<float*>(part(graph, gradient, layer, range, DType::kF32, step));
-    return all_reduce_sum(ends, data, halves, chunk_for(halves), space, kCollectiveTag);
+    return all_reduce_sum(group, data, halves, chunk_for(halves), space, kCollectiveTag, options);
   }
   auto* data = reinterpret_cast<float*>(at(graph, gradient, step));
   const auto shards = segments(layer);
-  Communicator& replicas = *parts_.communicators.data_parallel;
   return parts_.problem.sharding() > 0
-             ? reduce_scatter_sum(replicas, data, shards, chunk_for(shards), space, kCollectiveTag)
-             : all_reduce_sum(replicas, data, shards, chunk_for(shards), space, kCollectiveTag);
+             ? reduce_scatter_sum(group, data, shards, chunk_for(shards), space, kCollectiveTag, options)
+             : all_reduce_sum(group, data, shards, chunk_for(shards), space, kCollectiveTag, options);
 }
 
-RequestPtr TrainingBinder::gather(int layer, std::byte* data) {
+RequestPtr TrainingBinder::gather(int layer, std::byte* data, const CollectiveOptions& options) {
   return all_gather(*parts_.communicators.data_parallel, data, segments(layer), size_of(parts_.dtype),
-                    kSyncChunk, kCollectiveTag);
+                    kSyncChunk, kCollectiveTag, options);
+}
+
+// Gated where links are shared: between machines. What the main path waits for itself, as the weights of ZeRO
+// stage 3, lets nothing pass.
+CollectiveOptions TrainingBinder::collective_options(const StepGraph& graph, const Task& task) const {
+  CollectiveOptions options{.algorithm = parts_.grad_sync};
+  const auto nodes = parts_.communicators.world->nodes();
+  const bool one_machine = std::all_of(nodes.begin(), nodes.end(), [&](int n) { return n == nodes.front(); });
+  const bool waited_for = task.kind == TaskKind::kPrefetchWeights && task.at.micro_batch >= 0;
+  if (graph.lanes[static_cast<size_t>(task.lane)].yields && !one_machine && !waited_for)
+    options.gate = &gate_;
+  return options;
 }
 
 RequestPtr TrainingBinder::refresh(const StepGraph& graph, const Task& task, int64_t step) {
@@ -104,7 +117,7 @@ RequestPtr TrainingBinder::refresh(const StepGraph& graph, const Task& task, int
   if (graph.lanes[static_cast<size_t>(task.lane)].kind == LaneKind::kCollective) {
     if (source)
       std::memcpy(mine, at(graph, *source, step), static_cast<size_t>(range.count) * size_of(parts_.dtype));
-    return gather(layer, at(graph, weights, step));
+    return gather(layer, at(graph, weights, step), collective_options(graph, task));
   }
   const std::byte* master = part(graph, *source, layer, range, DType::kF32, step);
   parts_.kernels.convert({mine, parts_.dtype}, ref(reinterpret_cast<const float*>(master)), range.count);
@@ -154,8 +167,8 @@ RequestPtr TrainingBinder::exchange_norms(const StepGraph& graph, const Task& ta
   return std::make_unique<Exchange>(world, std::initializer_list{&norms_, &losses_});
 }
 
-// By parameter, in the order of the model: its blocks one after the other, whichever replica held them, and the
-// parts of tensor-parallel ranks in their order; of what all of those hold, the first one's.
+// By parameter, in the order of the model: its blocks one after the other, whichever replica held them, and
+// the parts of tensor-parallel ranks in their order; of what all of those hold, the first one's.
 double TrainingBinder::sum_of_squares() const {
   const Problem& p = parts_.problem;
   double squares = 0;
@@ -291,7 +304,7 @@ void TrainingBinder::refresh_working_weights(const StepGraph& training) {
   for (const OwnedBlock& b : blocks(training)) {
     if (b.working) parts_.kernels.convert(b.working, ref(b.master), b.range.count);
     if (b.whole && parts_.problem.sharding() > 0)
-      wait(*gather(b.layer, static_cast<std::byte*>(b.whole.data)));
+      wait(*gather(b.layer, static_cast<std::byte*>(b.whole.data), {}));
   }
 }
 

@@ -40,7 +40,7 @@ class ForwardSideRecovery : public Pass {
                    builder.task(recoveries.front().recover).at.micro_batch;
           }));
       const size_t buffers =
-          problem.recovery_buffers > 0 ? static_cast<size_t>(problem.recovery_buffers) : blocks;
+          problem.recovery_buffers > 0 ? static_cast<size_t>(problem.recovery_buffers) : 2 * blocks;
       for (size_t k = 0; k < recoveries.size(); ++k) {
         // Not before its forward, nor before there is a buffer.
         TaskId behind = recoveries[k].forward;

@@ -19,7 +19,8 @@ struct NamedPass {
 };
 constexpr NamedPass kPasses[] = {{"forward_side_recovery", make_forward_side_recovery},
                                  {"layer_state_pipeline", make_layer_state_pipeline},
-                                 {"update_prefetch", make_update_prefetch}};
+                                 {"update_prefetch", make_update_prefetch},
+                                 {"transfer_priority", make_transfer_priority}};
 
 // What a priority lane does while its main path waits: first what others wait for, then what the main path
 // will need soon, then what it needs in the next step.

@@ -29,6 +29,10 @@ std::unique_ptr<Pass> make_update_prefetch();
 // recovery that found no gap is done by its backward.
 std::unique_ptr<Pass> make_forward_side_recovery();
 
+// "transfer_priority": gradients and weights on their way between replicas let transfers between stages pass:
+// no chunk of theirs starts while one is under way.
+std::unique_ptr<Pass> make_transfer_priority();
+
 std::vector<std::string> pass_names();
 // Throws InputError naming the nearest pass.
 std::unique_ptr<Pass> make_pass(const std::string& name);

@@ -28,7 +28,7 @@ struct Problem {
   std::vector<int> first_layer;        // of each stage; [stages] = layers.size()
   // By layer: bit i says that forward keeps saved tensor i for backward. Empty: everything.
   std::vector<uint64_t> kept;
-  // Saved tensors of so many blocks may be recovered ahead of their backwards; 0: of all blocks of a stage.
+  // Saved tensors of so many blocks may be recovered ahead of their backwards; 0: of two micro-batches.
   int recovery_buffers = 0;
   int zero_stage = 0;  // 0: replicated state; 1: optimizer state in shards; 2: and gradients; 3: and weights
   // Gradients are summed over the replicas after each micro-batch, and only shards accumulate (zero_stage 2,

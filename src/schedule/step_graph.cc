@@ -67,6 +67,17 @@ void derive_edges(StepGraph& graph, const Buffer& buffer, const std::vector<Occu
   }
 }
 
+// Temporary memory of one lane: a lane does one thing at a time, in whatever order.
+bool orders_nothing(const StepGraph& graph, BufferId buffer, const std::vector<Occurrence>& all) {
+  return std::all_of(all.begin(), all.end(), [&](const Occurrence& o) {
+    const Task& task = graph.tasks[static_cast<size_t>(o.task)];
+    return task.lane == graph.tasks[static_cast<size_t>(all.front().task)].lane &&
+           std::all_of(task.uses.begin(), task.uses.end(), [&](const Use& use) {
+             return use.buffer != buffer || use.role == Role::kTemporary;
+           });
+  });
+}
+
 }  // namespace
 
 bool is_main_path(TaskKind kind) {
@@ -82,10 +93,9 @@ const char* name_of(TaskKind kind) {
 }
 
 const char* name_of(LaneKind kind) {
-  static constexpr const char* kNames[] = {"compute",          "receive_forward", "send_forward",
-                                           "receive_backward", "send_backward",   "collective",
-                                           "host_to_device",   "device_to_host",  "host_compute",
-                                           "storage_read",     "storage_write"};
+  static constexpr const char* kNames[] = {
+      "compute",        "receive_forward", "send_forward", "receive_backward", "send_backward", "collective",
+      "host_to_device", "device_to_host",  "host_compute", "storage_read",     "storage_write"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -98,7 +108,7 @@ uint64_t StepGraph::hash() const {
   Hasher h;
   h.add(provenance).add(period);
   for (const Lane& lane : lanes) {
-    h.add(lane.kind).add(lane.order).add(lane.rank).add(lane.device).add(lane.link_group);
+    h.add(lane.kind).add(lane.order).add(lane.rank).add(lane.device).add(lane.link_group).add(lane.yields);
     for (TaskId task : lane.program) h.add(task);
   }
   for (const Buffer& b : buffers)
@@ -231,7 +241,9 @@ StepGraph StepGraphBuilder::build() {
     for (const Use& use : task.uses)
       if (use.access != Access::kRead) written[static_cast<size_t>(use.buffer)] = true;
   }
-  for (size_t b = 0; b < graph.buffers.size(); ++b) derive_edges(graph, graph.buffers[b], uses[b]);
+  for (size_t b = 0; b < graph.buffers.size(); ++b)
+    if (!orders_nothing(graph, static_cast<BufferId>(b), uses[b]))
+      derive_edges(graph, graph.buffers[b], uses[b]);
   for (const Task& task : graph.tasks)
     for (const Edge& edge : task.after) graph.max_distance = std::max(graph.max_distance, edge.distance);
   return graph;

@@ -117,6 +117,7 @@ struct Lane {
   LaneOrder order = LaneOrder::kFifo;
   int16_t rank = -1, device = -1;
   int link_group = kNone;
+  bool yields = false;          // starts no chunk while a stage-boundary send of its rank is under way
   std::vector<TaskId> program;  // its tasks in program order
 };
 
