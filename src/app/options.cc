@@ -17,13 +17,14 @@ std::optional<Number> parse(const std::string& text) {
   return error == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
 }
 
+bool contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
 }  // namespace
 
 Options::Options(std::span<const std::string> words, const std::vector<std::string>& with_value,
                  const std::vector<std::string>& flags) {
-  const auto contains = [](const std::vector<std::string>& names, const std::string& name) {
-    return std::find(names.begin(), names.end(), name) != names.end();
-  };
   for (size_t i = 0; i < words.size(); ++i) {
     std::string name = words[i], value;
     const size_t equals = name.starts_with("--") ? name.find('=') : std::string::npos;
@@ -76,6 +77,30 @@ double Options::number(const std::string& name, double fallback, double least) c
   if (!value || !std::isfinite(*value) || *value < least)
     input_error("{}: expected a number from {} on, found '{}'", name, least, *text);
   return *value;
+}
+
+ConfigArguments read_config_arguments(std::span<const std::string> words,
+                                      const std::vector<std::string>& with_value,
+                                      const std::vector<std::string>& flags) {
+  std::string config;
+  std::vector<std::string> overrides, others;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    if (word == "--set") {
+      if (++i == words.size()) input_error("--set needs SECTION.KEY=VALUE after it");
+      overrides.push_back(words[i]);
+    } else if (word.starts_with("--set=")) {
+      overrides.push_back(word.substr(6));
+    } else if (word.starts_with("-") || !config.empty()) {
+      others.push_back(word);
+      if (contains(with_value, word) && i + 1 < words.size()) others.push_back(words[++i]);
+    } else {
+      config = word;
+    }
+  }
+  Options options(others, with_value, flags);
+  if (config.empty()) input_error("no config given; --help lists the arguments");
+  return {std::move(config), std::move(overrides), std::move(options)};
 }
 
 }  // namespace trainer

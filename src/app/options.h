@@ -1,4 +1,4 @@
-// The arguments of a subcommand that are all of the form --name VALUE, --name=VALUE or --flag.
+// The arguments of subcommands: --name VALUE, --name=VALUE, --flag, and the path of a config.
 #pragma once
 
 #include <cstdint>
@@ -28,5 +28,17 @@ class Options {
  private:
   std::map<std::string, std::string> values_;
 };
+
+// Arguments of a subcommand that reads a config.
+struct ConfigArguments {
+  std::string config;                  // its path
+  std::vector<std::string> overrides;  // of each --set: SECTION.KEY=VALUE
+  Options options;                     // the rest
+};
+
+// Throws InputError as Options does, and when there is not exactly one path.
+ConfigArguments read_config_arguments(std::span<const std::string> words,
+                                      const std::vector<std::string>& with_value,
+                                      const std::vector<std::string>& flags);
 
 }  // namespace trainer

@@ -2,16 +2,17 @@
 
 #include <csignal>
 #include <filesystem>
+#include <optional>
 #include <set>
 
 #include "app/agreement.h"
-#include "app/command.h"
+#include "app/options.h"
+#include "app/parallel_command.h"
 #include "app/report.h"
 #include "app/training_job.h"
 #include "base/file.h"
 #include "base/units.h"
 #include "comm/collectives.h"
-#include "comm/mpi/mpi_communicator.h"
 #include "ops/gemm_rate.h"
 
 namespace trainer {
@@ -25,32 +26,6 @@ Trains a model, alone or as one rank under mpirun or srun:
   --set SECTION.KEY=VALUE   replaces a value of the config (docs/configuration.md lists the keys)
   --resume                  goes on from the newest complete checkpoint of run.directory
 )";
-
-struct TrainArguments {
-  std::string config;
-  std::vector<std::string> overrides;
-  bool resume = false;
-};
-
-TrainArguments parse(std::span<const std::string> words) {
-  TrainArguments a;
-  for (size_t i = 0; i < words.size(); ++i) {
-    if (words[i] == "--resume") {
-      a.resume = true;
-    } else if (words[i] == "--set") {
-      if (++i == words.size()) input_error("--set needs SECTION.KEY=VALUE after it");
-      a.overrides.push_back(words[i]);
-    } else if (words[i].starts_with("--set=")) {
-      a.overrides.push_back(words[i].substr(6));
-    } else if (words[i].starts_with("-") || !a.config.empty()) {
-      input_error("unknown argument '{}'; --help lists the arguments", words[i]);
-    } else {
-      a.config = words[i];
-    }
-  }
-  if (a.config.empty()) input_error("no config given; --help lists the arguments");
-  return a;
-}
 
 // What may not change under a run without changing what it learns. Keys named by --set in the optimizer
 // section are meant to change.
@@ -78,14 +53,14 @@ void check_same_run(const Config& config, const std::filesystem::path& stored,
     }
 }
 
-void prepare_directory(const Config& config, const TrainArguments& arguments) {
+void prepare_directory(const Config& config, const std::vector<std::string>& overrides, bool resume) {
   namespace fs = std::filesystem;
   const fs::path directory = config.run.directory;
   const RunFiles files(directory);
-  if (arguments.resume) {
+  if (resume) {
     if (!fs::exists(files.config))
       input_error("--resume: {} holds no run (no {})", directory.string(), files.config.filename().string());
-    check_same_run(config, files.config, arguments.overrides);
+    check_same_run(config, files.config, overrides);
   } else if (fs::exists(directory) && !fs::is_empty(directory)) {
     input_error(
         "run.directory {} exists already; go on with it by --resume, or choose another with --set "
@@ -112,16 +87,18 @@ double measure_rate(KernelSet& kernels, const Model& model, const Config& config
 int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
   const auto world = mpi.world();
   configure_logging(mpi.rank(), mpi.size());
-  TrainArguments arguments;
+  std::optional<ConfigArguments> arguments;
+  bool resume = false;
   Config config;
   TrainingData data;
   std::unique_ptr<KernelSet> kernels;
   std::unique_ptr<TrainingJob> job;
   together(*world, [&] {
-    arguments = parse(words);
-    config = read_config(arguments.config, arguments.overrides);
+    arguments = read_config_arguments(words, {}, {"--resume"});
+    resume = arguments->options.has("--resume");
+    config = read_config(arguments->config, arguments->overrides);
     if (config.run.directory.empty())
-      input_error("{}: key 'run.directory' is missing: where the run is kept", arguments.config);
+      input_error("{}: key 'run.directory' is missing: where the run is kept", arguments->config);
     data = open_training(config, mpi);
   });
   double gemm_rate = 0;
@@ -133,13 +110,13 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
     gemm_rate = rate[0];
   });
   together(*world, [&] {
-    if (mpi.rank() == 0) prepare_directory(config, arguments);
+    if (mpi.rank() == 0) prepare_directory(config, arguments->overrides, resume);
   });
   together(*world, [&] {
     job = std::make_unique<TrainingJob>(config, std::move(data), std::move(kernels), *world,
                                         config.run.directory, gemm_rate);
   });
-  job->prepare(arguments.resume);
+  job->prepare(resume);
   // SIGUSR1 is what mpirun passes on to its ranks; SIGTERM and SIGINT to mpirun leave them too little time.
   for (int signal : {SIGTERM, SIGINT, SIGUSR1}) std::signal(signal, handle_signal);
   const JobSummary s = job->train();
@@ -167,24 +144,8 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
 }  // namespace
 
 int train_command(std::span<const std::string> arguments) {
-  const Command command{"train", kUsage};
-  if (const auto code = answer_usage(command, arguments)) return *code;
-  MpiEnvironment mpi;
-  try {
-    return train(mpi, arguments);
-  } catch (const InputError& error) {
-    if (mpi.rank() == 0) print_error(command, error.what());
-    return 2;
-  } catch (const Error& error) {
-    // Failures that all ranks know of end together; others bring the job down, naming this rank.
-    if (error.exit_code() == 2) {
-      if (mpi.rank() == 0) print_error(command, error.what());
-      return 2;
-    }
-    mpi.abort(error.what(), error.exit_code());
-  } catch (const std::exception& error) {
-    mpi.abort(error.what(), 1);
-  }
+  return run_parallel_command({"train", kUsage}, arguments,
+                              [&](const MpiEnvironment& mpi) { return train(mpi, arguments); });
 }
 
 }  // namespace trainer

@@ -47,5 +47,33 @@ TEST(Options, RefusesWhatIsWrong) {
     EXPECT_THAT(refusal({"--from", "a", "--rate", bad}), HasSubstr("--rate: expected a number")) << bad;
 }
 
+ConfigArguments parse_with_config(const std::vector<std::string>& words) {
+  return read_config_arguments(words, {"--from"}, {"--again"});
+}
+
+TEST(ConfigArguments, PathOverridesAndOptionsInAnyOrder) {
+  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
+           {"c.json", "--set", "a.b=1", "--from", "here", "--set=c.d=x", "--again"},
+           {"--again", "--set", "a.b=1", "--set", "c.d=x", "--from", "here", "c.json"},
+           {"--from=here", "--set=a.b=1", "c.json", "--again", "--set", "c.d=x"}}) {
+    const ConfigArguments a = parse_with_config(words);
+    EXPECT_EQ(a.config, "c.json");
+    EXPECT_THAT(a.overrides, testing::ElementsAre("a.b=1", "c.d=x"));
+    EXPECT_EQ(a.options.required("--from"), "here");
+    EXPECT_TRUE(a.options.has("--again"));
+  }
+}
+
+TEST(ConfigArguments, NothingIsLeftUnexplained) {
+  const auto refused = [](const std::vector<std::string>& words) {
+    return message_of([&] { parse_with_config(words); });
+  };
+  EXPECT_THAT(refused({"--again"}), HasSubstr("no config given"));
+  EXPECT_THAT(refused({"one.json", "two.json"}), HasSubstr("unknown argument 'two.json'"));
+  EXPECT_THAT(refused({"one.json", "--agian"}), HasSubstr("did you mean --again"));
+  EXPECT_THAT(refused({"one.json", "--set"}), HasSubstr("--set needs"));
+  EXPECT_THAT(refused({"one.json", "--from"}), HasSubstr("--from needs a value"));
+}
+
 }  // namespace
 }  // namespace trainer
