@@ -35,6 +35,20 @@ Json object_at(const Json& object, const char* key, const std::string& where) {
   return *it;
 }
 
+ExposedTime parse_exposed(const Json& json, const std::string& where) {
+  return {.bubble = number(json, "bubble", where),
+          .boundary = number(json, "boundary", where),
+          .grad_sync = number(json, "grad_sync", where),
+          .update = number(json, "update", where),
+          .prefetch = number(json, "prefetch", where),
+          .recovery = number(json, "recovery", where)};
+}
+
+Json exposed_json(const ExposedTime& e) {
+  return {{"bubble", finite(e.bubble)}, {"boundary", finite(e.boundary)}, {"grad_sync", finite(e.grad_sync)},
+          {"update", finite(e.update)}, {"prefetch", finite(e.prefetch)}, {"recovery", finite(e.recovery)}};
+}
+
 StepMetrics parse_line(std::string_view line, const std::string& where) {
   const Json json = parse_json(line, where);
   StepMetrics m;
@@ -44,13 +58,11 @@ StepMetrics parse_line(std::string_view line, const std::string& where) {
   m.learning_rate = number(json, "learning_rate", where);
   m.tokens_per_second = number(json, "tokens_per_second", where);
   m.step_seconds = number(json, "step_seconds", where);
-  const Json exposed = object_at(json, "exposed", where);
-  m.exposed.bubble = number(exposed, "bubble", where);
-  m.exposed.boundary = number(exposed, "boundary", where);
-  m.exposed.grad_sync = number(exposed, "grad_sync", where);
-  m.exposed.update = number(exposed, "update", where);
-  m.exposed.prefetch = number(exposed, "prefetch", where);
-  m.exposed.recovery = number(exposed, "recovery", where);
+  m.exposed = parse_exposed(object_at(json, "exposed", where), where);
+  m.main_path_seconds = number(json, "t_1f1b_seconds", where);
+  if (json.contains("ranks"))
+    for (const Json& rank : json["ranks"])
+      m.ranks.push_back({number(rank, "compute", where), parse_exposed(rank, where)});
   const Json memory = object_at(json, "memory", where);
   m.memory.long_tier = json_integer(memory, "long", where);
   m.memory.medium_tier = json_integer(memory, "medium", where);
@@ -71,17 +83,17 @@ Json to_json(const StepMetrics& m) {
       {"learning_rate", finite(m.learning_rate)},
       {"tokens_per_second", finite(m.tokens_per_second)},
       {"step_seconds", finite(m.step_seconds)},
-      {"exposed",
-       {{"bubble", finite(m.exposed.bubble)},
-        {"boundary", finite(m.exposed.boundary)},
-        {"grad_sync", finite(m.exposed.grad_sync)},
-        {"update", finite(m.exposed.update)},
-        {"prefetch", finite(m.exposed.prefetch)},
-        {"recovery", finite(m.exposed.recovery)}}},
+      {"t_1f1b_seconds", finite(m.main_path_seconds)},
+      {"exposed", exposed_json(m.exposed)},
       {"memory",
        {{"long", m.memory.long_tier}, {"medium", m.memory.medium_tier}, {"short", m.memory.short_tier}}},
       {"consumed_samples", m.consumed_samples},
       {"skipped", m.skipped}};
+  for (const RankTime& rank : m.ranks) {
+    Json time = exposed_json(rank.exposed);
+    time["compute"] = finite(rank.compute);
+    json["ranks"].push_back(std::move(time));
+  }
   if (m.valid_loss) json["valid_loss"] = finite(*m.valid_loss);
   return json;
 }

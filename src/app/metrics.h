@@ -18,6 +18,12 @@ struct MemoryUse {
   int64_t long_tier = 0, medium_tier = 0, short_tier = 0;
 };
 
+// Where one rank's step went: its Forwards and Backwards, and what they waited for. They add up to the step.
+struct RankTime {
+  double compute = 0;
+  ExposedTime exposed;
+};
+
 struct StepMetrics {
   int64_t step = 0;              // from 1
   double loss = 0;               // mean over the global batch's valid tokens; NaN where there were none
@@ -25,7 +31,11 @@ struct StepMetrics {
   double learning_rate = 0;      // the one used in this step's update
   double tokens_per_second = 0;  // of all ranks together
   double step_seconds = 0;
+  // T_1F1B: the step's Forwards, Backwards and transfers as they were measured, with all else free. With the
+  // exposed parts but bubble and boundary, which it holds, about step_seconds. NaN: not known.
+  double main_path_seconds = 0;
   ExposedTime exposed;  // mean over ranks
+  std::vector<RankTime> ranks;
   MemoryUse memory;
   int64_t consumed_samples = 0;      // since the start of training, this step included
   bool skipped = false;              // no update was made

@@ -20,14 +20,55 @@ std::atomic<bool> stop_requested{false};
 static_assert(std::atomic<bool>::is_always_lock_free);
 
 // Steps are run in chunks of about this many seconds, so that a stop is heeded and the figures are current.
-constexpr double kChunkSeconds = 1.0;
-constexpr int kLongestChunk = 16;
+// Within a chunk a step begins before the one before it has ended.
+constexpr double kChunkSeconds = 4.0;
+constexpr int kShortestChunk = 2, kLongestChunk = 64;
 
 // What a rank knows of one step that rank 0 writes down.
 struct StepReport {
-  double begin, end;  // on the common clock; `begin` is that of the whole chunk
-  ExposedTime exposed;
+  double begin = 0;  // of the whole chunk, on the common clock
+  WaitLedger::StepAccount account;
 };
+
+template <class T>
+void put(std::string& bytes, const T& value) {
+  bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+void put(std::string& bytes, const std::vector<double>& values) {
+  put(bytes, values.size());
+  bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double));
+}
+template <class T>
+void take(std::string_view& bytes, T& value) {
+  std::memcpy(&value, bytes.data(), sizeof value);
+  bytes.remove_prefix(sizeof value);
+}
+void take(std::string_view& bytes, std::vector<double>& values) {
+  size_t count = 0;
+  take(bytes, count);
+  values.resize(count);
+  std::memcpy(values.data(), bytes.data(), count * sizeof(double));
+  bytes.remove_prefix(count * sizeof(double));
+}
+
+void put(std::string& bytes, const StepReport& r) {
+  put(bytes, r.begin);
+  put(bytes, r.account.end);
+  put(bytes, r.account.exposed);
+  put(bytes, r.account.main_path);
+  put(bytes, r.account.compute);
+  put(bytes, r.account.received_forward);
+  put(bytes, r.account.received_backward);
+}
+void take(std::string_view& bytes, StepReport& r) {
+  take(bytes, r.begin);
+  take(bytes, r.account.end);
+  take(bytes, r.account.exposed);
+  take(bytes, r.account.main_path);
+  take(bytes, r.account.compute);
+  take(bytes, r.account.received_forward);
+  take(bytes, r.account.received_backward);
+}
 
 }  // namespace
 
@@ -58,6 +99,7 @@ void TrainingJob::prepare(bool resume) {
   else
     state_.restore(latest);
   if (world_.rank() != 0) return;
+  replay_.emplace(rank_->problem());
   if (!latest.empty()) spdlog::info("resuming after step {} from {}", state_.step(), latest);
   metrics_.emplace(files_.metrics, state_.step());
   if (config_.run.tensorboard) tensorboard_.emplace(files_.tensorboard, state_.step() + 1);
@@ -97,8 +139,8 @@ void TrainingJob::write_plan(const MemoryPlan& m) {
 }
 
 int TrainingJob::next_chunk(int64_t done, double step_seconds) const {
-  int64_t count = std::clamp<int64_t>(static_cast<int64_t>(kChunkSeconds / std::max(step_seconds, 1e-3)), 1,
-                                      kLongestChunk);
+  int64_t count = std::clamp<int64_t>(static_cast<int64_t>(kChunkSeconds / std::max(step_seconds, 1e-3)),
+                                      kShortestChunk, kLongestChunk);
   count = std::min(count, config_.training.steps - done);
   for (int64_t interval : {config_.training.eval_interval, config_.checkpoint.save_interval})
     if (interval > 0) count = std::min(count, interval - done % interval);
@@ -112,9 +154,8 @@ JobSummary TrainingJob::train() {
     const int64_t first = state_.step() + 1;
     const int count = next_chunk(state_.step(), step_seconds);
     chunk_begin = rank_->clock().now();
-    step_ends_.assign(1, chunk_begin);
-    rank_->run(first, count, [&](int64_t) { step_ends_.push_back(rank_->clock().now()); });
-    record_chunk(first, count);
+    rank_->run(first, count, nullptr);
+    record_chunk(first, count, chunk_begin);
 
     const auto& t = config_.training;
     const int64_t done = state_.step();
@@ -169,25 +210,22 @@ void TrainingJob::note_skip(const StepResult& result, int64_t step) {
                           result.skipped ? "skipped, nothing changed" : "not skipped, as configured"));
 }
 
-void TrainingJob::record_chunk(int64_t first, int count) {
+void TrainingJob::record_chunk(int64_t first, int count, double chunk_begin) {
   std::vector<StepResult> results;
   std::string mine;
   for (int i = 0; i < count; ++i) {
     results.push_back(rank_->take_result(first + i));
-    StepReport report{step_ends_.front(), step_ends_[static_cast<size_t>(i) + 1],
-                      rank_->take_account(first + i).exposed};
-    mine.append(reinterpret_cast<const char*>(&report), sizeof report);
+    put(mine, StepReport{chunk_begin, rank_->take_account(first + i)});
   }
   const auto all = gather(world_, mine, 0);
-  const auto report = [&](size_t rank, int step) {
-    StepReport r;
-    std::memcpy(&r, all[rank].data() + static_cast<size_t>(step) * sizeof r, sizeof r);
-    return r;
-  };
+  std::vector<std::vector<StepReport>> reports(static_cast<size_t>(count));  // [step][rank]
+  for (std::string_view bytes : all)
+    for (auto& step : reports) take(bytes, step.emplace_back());
   const auto ranks = static_cast<double>(world_.size());
   // Ranks enter a chunk at different moments; those that came first already wait.
-  double begin = step_ends_.front();
-  for (size_t r = 0; r < all.size() && world_.rank() == 0; ++r) begin = std::min(begin, report(r, 0).begin);
+  double begin = chunk_begin;
+  if (world_.rank() == 0)
+    for (const StepReport& r : reports.front()) begin = std::min(begin, r.begin);
   for (int i = 0; i < count; ++i) {
     const StepResult& result = results[static_cast<size_t>(i)];
     summary_.last_loss = result.loss;
@@ -198,16 +236,20 @@ void TrainingJob::record_chunk(int64_t first, int count) {
       m.grad_norm = result.gradient_norm;
       m.learning_rate = result.learning_rate;
       double end = 0;
-      for (size_t r = 0; r < all.size(); ++r) {
-        const StepReport s = report(r, i);
-        end = std::max(end, s.end);
-        m.exposed.bubble += s.exposed.bubble / ranks;
-        m.exposed.boundary += s.exposed.boundary / ranks;
-        m.exposed.grad_sync += s.exposed.grad_sync / ranks;
-        m.exposed.update += s.exposed.update / ranks;
-        m.exposed.prefetch += s.exposed.prefetch / ranks;
-        m.exposed.recovery += s.exposed.recovery / ranks;
+      std::vector<WaitLedger::StepAccount> accounts;
+      for (const StepReport& r : reports[static_cast<size_t>(i)]) {
+        end = std::max(end, r.account.end);
+        const ExposedTime& e = r.account.exposed;
+        m.exposed.bubble += e.bubble / ranks;
+        m.exposed.boundary += e.boundary / ranks;
+        m.exposed.grad_sync += e.grad_sync / ranks;
+        m.exposed.update += e.update / ranks;
+        m.exposed.prefetch += e.prefetch / ranks;
+        m.exposed.recovery += e.recovery / ranks;
+        m.ranks.push_back({r.account.main_path, e});
+        accounts.push_back(r.account);
       }
+      m.main_path_seconds = replay_->seconds(accounts);
       m.step_seconds = end - begin;
       begin = end;
       m.tokens_per_second =

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "app/main_path_replay.h"
 #include "app/metrics.h"
 #include "app/progress.h"
 #include "app/run_files.h"
@@ -44,7 +45,7 @@ class TrainingJob {
 
  private:
   int next_chunk(int64_t done, double step_seconds) const;
-  void record_chunk(int64_t first, int count);
+  void record_chunk(int64_t first, int count, double chunk_begin);
   void write_plan(const MemoryPlan& plan);
   void write_traces();
   void note_skip(const StepResult& result, int64_t step);
@@ -59,10 +60,10 @@ class TrainingJob {
   std::unique_ptr<TrainingRank> rank_;
   TrainingState state_;
   MemoryPlan memory_plan_;
+  std::optional<MainPathReplay> replay_;  // rank 0
   std::optional<MetricsFile> metrics_;
   std::optional<TensorBoardWriter> tensorboard_;
   std::optional<Progress> progress_;
-  std::vector<double> step_ends_;  // of the chunk, by this rank's clock
   std::vector<double> step_seconds_;
   JobSummary summary_;
   std::optional<StepMetrics>

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <condition_variable>
 #include <exception>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include "base/error.h"
 #include "comm/back_off.h"
+#include "runtime/attribution.h"
 
 namespace trainer {
 namespace {
@@ -51,12 +53,15 @@ class Run {
         others.push_back(id);
     }
     {
+      if (options_.ledger && main != kNone)
+        attribution_.emplace(graph_, dispatcher_, *options_.ledger, main, first_step_, now());
       std::vector<std::jthread> workers;
       if (!communication.empty()) workers.emplace_back([&] { guarded([&] { communicate(communication); }); });
       for (LaneId lane : others) workers.emplace_back([this, lane] { guarded([&] { work(lane, false); }); });
       guarded([&] { work(main, true); });
     }
     if (error_) std::rethrow_exception(error_);
+    if (attribution_) attribution_->run_ends(now());
   }
 
  private:
@@ -80,29 +85,25 @@ class Run {
   // without layers); it stays until all is done, to tell of the steps.
   void work(LaneId lane, bool main) {
     std::unique_lock lock(mutex_);
-    const bool booked = main && options_.ledger;
     const auto untold = [&] { return main && dispatcher_.steps_completed() > reported_; };
-    bool waiting = false;
-    double begin = 0;
     while (true) {
       if (untold()) {
         lock.unlock();
         report_steps();
         lock.lock();
       }
-      if (booked && !waiting) begin = now();
       std::optional<Instance> instance;
       changed_.wait(lock, [&] {
         return stopping_ || (lane != kNone && (instance = dispatcher_.next(lane))) || untold() ||
                (main ? dispatcher_.finished() : exhausted(lane));
       });
       if (stopping_) return;
-      waiting = !instance && untold();
-      if (waiting) continue;
+      if (!instance && untold()) continue;
       if (!instance) return;
-      if (booked) book_wait(*instance, begin);
-      lock.unlock();
       const double started = now();
+      const bool booked = main && attribution_ && is_main_path(task(instance->task).kind);
+      if (booked) attribution_->main_path_starts(*instance, started);
+      lock.unlock();
       double own_start = started;
       if (instance->absorbed != kNone) {
         perform({instance->absorbed, instance->step});
@@ -113,7 +114,7 @@ class Run {
       lock.lock();
       if (instance->absorbed != kNone) {
         if (booked) options_.ledger->ran(absolute(*instance), TaskKind::kRecover, own_start - started);
-        trace({instance->absorbed, instance->step}, started, own_start);
+        record({instance->absorbed, instance->step}, started, own_start);
       }
       if (booked) options_.ledger->ran(absolute(*instance), task(instance->task).kind, ended - own_start);
       completed(*instance, own_start, ended);
@@ -126,16 +127,6 @@ class Run {
   }
 
   bool exhausted(LaneId lane) const { return dispatcher_.exhausted(lane); }
-
-  void book_wait(Instance instance, double begin) {
-    const TaskId producer = dispatcher_.released_by(instance);
-    const double end = now();
-    if (producer == kNone) return;
-    const Task& p = task(producer);
-    if (p.lane == task(instance.task).lane) return;  // its own lane was busy: no wait
-    const bool forward = graph_.lanes[static_cast<size_t>(p.lane)].kind == LaneKind::kReceiveForward;
-    options_.ledger->waited(absolute(instance), p.kind, forward, p.at.micro_batch, begin, end);
-  }
 
   struct Pending {
     Instance instance;
@@ -187,11 +178,12 @@ class Run {
   // With the lock held.
   void completed(Instance instance, double started, double ended) {
     dispatcher_.complete(instance);
-    trace(instance, started, ended);
+    record(instance, started, ended);
     changed_.notify_all();
   }
 
-  void trace(Instance instance, double started, double ended) {
+  void record(Instance instance, double started, double ended) {
+    if (attribution_) attribution_->ran(instance, started, ended);
     if (!options_.traced_steps.count(absolute(instance))) return;
     const Task& t = task(instance.task);
     const Lane& lane = graph_.lanes[static_cast<size_t>(t.lane)];
@@ -223,6 +215,7 @@ class Run {
   std::mutex mutex_;
   std::condition_variable changed_;
   Dispatcher dispatcher_;  // guarded by mutex_, as all below
+  std::optional<WaitAttribution> attribution_;
   std::exception_ptr error_;
   bool stopping_ = false;
   int reported_ = 0;

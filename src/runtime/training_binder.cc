@@ -36,6 +36,7 @@ TrainingBinder::TrainingBinder(Parts parts) : parts_(std::move(parts)) {
     for (int l = p.first_layer[stage]; l < p.first_layer[stage + 1]; ++l)
       blocks += norm_blocks(p.layers[static_cast<size_t>(l)], ranges(l)[replica]).size();
     norms_.emplace_back(blocks);
+    ends_.emplace_back(1);
     losses_.emplace_back(p.stage_of(r) == p.stages - 1 ? 2 * static_cast<size_t>(p.virtual_ranks) : 0);
   }
 }
@@ -135,6 +136,7 @@ RequestPtr TrainingBinder::start(const StepGraph& graph, Instance instance) {
     }
     case TaskKind::kBackward:
       backward(graph, task, step);
+      if (parts_.clock) last_backward_end_ = parts_.clock->now();
       return nullptr;
     case TaskKind::kSend: {
       std::byte* data = at(graph, task.uses.front(), step);

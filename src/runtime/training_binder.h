@@ -1,6 +1,7 @@
 // Does the work of a rank's training tasks with a kernel set: layers, folds, exchanges, optimizer.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -163,6 +164,8 @@ class TrainingBinder : public KernelBinder {
   int64_t updates_done_ = 0;
   std::vector<std::vector<ShardRange>> ranges_;  // [layer][replica]
   std::vector<std::vector<double>> norms_;       // [rank]: its norm blocks, layers ascending
+  std::vector<std::vector<double>> ends_;        // [rank]: when its last backward ended, on the common clock
+  std::atomic<double> last_backward_end_ = 0;    // of this rank
   std::vector<std::vector<double>> losses_;      // [rank]: sum and valid tokens of each virtual rank
   BoundaryGate gate_;                            // of the thread that drives transfers and collectives
   StepResult under_way_;                         // the loss is known, the norm not yet

@@ -152,6 +152,7 @@ RequestPtr TrainingBinder::exchange_norms(const StepGraph& graph, const Task& ta
   const Use* loss = graph.find(task, Role::kLoss);
   if (norms && !norms_[me].empty())
     std::memcpy(norms_[me].data(), at(graph, *norms, step), norms_[me].size() * sizeof(double));
+  ends_[me][0] = last_backward_end_;
   if (loss) {
     const auto* cells = reinterpret_cast<const LossCell*>(at(graph, *loss, step));
     for (size_t v = 0; v < losses_[me].size() / 2; ++v) {
@@ -162,9 +163,9 @@ RequestPtr TrainingBinder::exchange_norms(const StepGraph& graph, const Task& ta
   if (parts_.problem.world_size() == 1) return nullptr;
   Communicator& world = *parts_.communicators.world;
   if (!graph.find(task, Role::kControl))
-    return std::make_unique<Exchange>(world, std::initializer_list{&norms_});
+    return std::make_unique<Exchange>(world, std::initializer_list{&norms_, &ends_});
   if (!norms) return std::make_unique<Exchange>(world, std::initializer_list{&losses_});
-  return std::make_unique<Exchange>(world, std::initializer_list{&norms_, &losses_});
+  return std::make_unique<Exchange>(world, std::initializer_list{&norms_, &ends_, &losses_});
 }
 
 // By parameter, in the order of the model: its blocks one after the other, whichever replica held them, and
@@ -228,6 +229,11 @@ void TrainingBinder::conclude(const StepGraph& graph, const Task& task, int64_t 
     std::memcpy(at(graph, *use, step), &control, sizeof control);
   }
   if (!has_norms) return;
+  if (parts_.ledger) {
+    double last = 0;
+    for (const auto& end : ends_) last = std::max(last, end[0]);
+    parts_.ledger->all_main_paths_ended(step, last);
+  }
   const std::lock_guard lock(results_mutex_);
   results_[step] = result;
 }

@@ -48,12 +48,29 @@ void WaitLedger::book(int64_t step, Cause cause, double seconds) {
   total_[static_cast<size_t>(cause)] += seconds;
 }
 
-void WaitLedger::waited(int64_t step, TaskKind kind, bool forward, int micro_batch, double begin,
-                        double end) {
+void WaitLedger::waited(int64_t step, TaskKind kind, double begin, double end) {
+  const std::lock_guard lock(mutex_);
+  book(step, cause_of(kind), end - begin);
+}
+
+double WaitLedger::waited_for_main_paths(int64_t ended, int64_t step, double begin, double end) {
+  const std::lock_guard lock(mutex_);
+  const auto found = main_path_ends_.find(ended);
+  const double last = found == main_path_ends_.end() ? begin : std::clamp(found->second, begin, end);
+  steps_[step].exposed.bubble += last - begin;
+  return last;
+}
+
+void WaitLedger::all_main_paths_ended(int64_t step, double when) {
+  const std::lock_guard lock(mutex_);
+  main_path_ends_[step] = when;
+  while (main_path_ends_.size() > 4) main_path_ends_.erase(main_path_ends_.begin());
+}
+
+void WaitLedger::waited_for_message(int64_t step, bool forward, int micro_batch, double begin, double end) {
   const std::lock_guard lock(mutex_);
   const auto arrival = arrivals_.find({forward, micro_batch});
-  if (kind != TaskKind::kReceive || arrival == arrivals_.end())
-    return book(step, cause_of(kind), end - begin);
+  if (arrival == arrivals_.end()) return book(step, Cause::kBoundary, end - begin);
   // Until the sender had it: what the sender itself had waited for explains its part, the rest is the bubble.
   // After that it is the transfer.
   const double ready = std::clamp(arrival->second.ready, begin, end);
@@ -69,10 +86,24 @@ void WaitLedger::waited(int64_t step, TaskKind kind, bool forward, int micro_bat
 
 void WaitLedger::ran(int64_t step, TaskKind kind, double seconds) {
   const std::lock_guard lock(mutex_);
-  if (kind == TaskKind::kForward || kind == TaskKind::kBackward)
+  if (kind == TaskKind::kForward || kind == TaskKind::kBackward) {
     steps_[step].main_path += seconds;
-  else
+    steps_[step].compute.push_back(seconds);
+  } else
     book(step, cause_of(kind), seconds);
+}
+
+void WaitLedger::step_ended(int64_t step, double when) {
+  const std::lock_guard lock(mutex_);
+  steps_[step].end = when;
+}
+
+void WaitLedger::transferred(int64_t step, bool forward, int micro_batch, double begin, double end) {
+  const std::lock_guard lock(mutex_);
+  const auto arrival = arrivals_.find({forward, micro_batch});
+  const double ready = arrival == arrivals_.end() ? begin : std::max(begin, arrival->second.ready);
+  StepAccount& account = steps_[step];
+  (forward ? account.received_forward : account.received_backward).push_back(std::max(0.0, end - ready));
 }
 
 BoundaryTrailer WaitLedger::outgoing(double now) const {

@@ -6,6 +6,7 @@
 #include <array>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "schedule/step_graph.h"
 #include "schedule/timeline.h"
@@ -25,10 +26,18 @@ struct BoundaryTrailer {
 // Thread safe.
 class WaitLedger {
  public:
-  // The compute lane waited from `begin` to `end` for a task of `kind`; for a receive, of this direction and
-  // micro-batch.
-  void waited(int64_t step, TaskKind kind, bool forward, int micro_batch, double begin, double end);
-  // The compute lane ran a task for `seconds`.
+  // The main path waited from `begin` to `end` for a task of `kind`, or for the lane that ran it.
+  void waited(int64_t step, TaskKind kind, double begin, double end);
+  // For the message of this direction and micro-batch.
+  void waited_for_message(int64_t step, bool forward, int micro_batch, double begin, double end);
+  // For the exchange of all ranks at the end of step `ended`: until the last rank's main path had ended, it
+  // was the bubble. Returns when that was, at most `end`.
+  double waited_for_main_paths(int64_t ended, int64_t step, double begin, double end);
+  void all_main_paths_ended(int64_t step, double when);
+  // A receive posted at `begin` was complete at `end`.
+  void transferred(int64_t step, bool forward, int micro_batch, double begin, double end);
+  void step_ended(int64_t step, double when);
+  // The compute lane ran a task of the main path for `seconds`, or recovered what it needed.
   void ran(int64_t step, TaskKind kind, double seconds);
 
   BoundaryTrailer outgoing(double now) const;
@@ -36,7 +45,12 @@ class WaitLedger {
 
   struct StepAccount {
     ExposedTime exposed;
+    // When the last Forward or Backward of the step ended, of the last step of a run all of it.
+    double end = 0;
     double main_path = 0;  // seconds of forward and backward work
+    // Of each Forward and Backward in the order they ran; of each message received, from when both sides were
+    // ready, by direction.
+    std::vector<double> compute, received_forward, received_backward;
   };
   // Removes and returns the account of a step.
   StepAccount take(int64_t step);
@@ -53,6 +67,7 @@ class WaitLedger {
   std::array<double, kCauseCount> total_{};
   std::array<BoundaryTrailer, 2> last_;  // by direction
   std::map<std::pair<bool, int>, Arrival> arrivals_;
+  std::map<int64_t, double> main_path_ends_;  // by step, of the last rank
 };
 
 }  // namespace trainer

@@ -69,7 +69,7 @@ TEST(Metrics, KeysThatScriptsRelyOn) {
   m.loss = 2.5;
   EXPECT_EQ(
       to_json(m).dump(),
-      R"({"step":7,"loss":2.5,"grad_norm":0.1,"learning_rate":0.0001,"tokens_per_second":12345.678,"step_seconds":0.25,)"
+      R"({"step":7,"loss":2.5,"grad_norm":0.1,"learning_rate":0.0001,"tokens_per_second":12345.678,"step_seconds":0.25,"t_1f1b_seconds":0.0,)"
       R"("exposed":{"bubble":0.01,"boundary":0.02,"grad_sync":0.03,"update":0.04,"prefetch":0.05,"recovery":0.06},)"
       R"("memory":{"long":1099511627776,"medium":2,"short":3},"consumed_samples":224,"skipped":false})");
   m.valid_loss = 2;
