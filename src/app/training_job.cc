@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstring>
 
+#include "app/account_bytes.h"
 #include "app/agreement.h"
 #include "app/trace.h"
 #include "base/error.h"
@@ -29,46 +29,6 @@ struct StepReport {
   double begin = 0;  // of the whole chunk, on the common clock
   WaitLedger::StepAccount account;
 };
-
-template <class T>
-void put(std::string& bytes, const T& value) {
-  bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
-}
-void put(std::string& bytes, const std::vector<double>& values) {
-  put(bytes, values.size());
-  bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double));
-}
-template <class T>
-void take(std::string_view& bytes, T& value) {
-  std::memcpy(&value, bytes.data(), sizeof value);
-  bytes.remove_prefix(sizeof value);
-}
-void take(std::string_view& bytes, std::vector<double>& values) {
-  size_t count = 0;
-  take(bytes, count);
-  values.resize(count);
-  std::memcpy(values.data(), bytes.data(), count * sizeof(double));
-  bytes.remove_prefix(count * sizeof(double));
-}
-
-void put(std::string& bytes, const StepReport& r) {
-  put(bytes, r.begin);
-  put(bytes, r.account.end);
-  put(bytes, r.account.exposed);
-  put(bytes, r.account.main_path);
-  put(bytes, r.account.compute);
-  put(bytes, r.account.received_forward);
-  put(bytes, r.account.received_backward);
-}
-void take(std::string_view& bytes, StepReport& r) {
-  take(bytes, r.begin);
-  take(bytes, r.account.end);
-  take(bytes, r.account.exposed);
-  take(bytes, r.account.main_path);
-  take(bytes, r.account.compute);
-  take(bytes, r.account.received_forward);
-  take(bytes, r.account.received_backward);
-}
 
 }  // namespace
 
@@ -215,12 +175,17 @@ void TrainingJob::record_chunk(int64_t first, int count, double chunk_begin) {
   std::string mine;
   for (int i = 0; i < count; ++i) {
     results.push_back(rank_->take_result(first + i));
-    put(mine, StepReport{chunk_begin, rank_->take_account(first + i)});
+    put_bytes(mine, chunk_begin);
+    put_bytes(mine, rank_->take_account(first + i));
   }
   const auto all = gather(world_, mine, 0);
   std::vector<std::vector<StepReport>> reports(static_cast<size_t>(count));  // [step][rank]
   for (std::string_view bytes : all)
-    for (auto& step : reports) take(bytes, step.emplace_back());
+    for (auto& step : reports) {
+      StepReport& r = step.emplace_back();
+      take_bytes(bytes, r.begin);
+      take_bytes(bytes, r.account);
+    }
   const auto ranks = static_cast<double>(world_.size());
   // Ranks enter a chunk at different moments; those that came first already wait.
   double begin = chunk_begin;

@@ -12,7 +12,7 @@ namespace {
 struct Lifetime {
   size_t begin = SIZE_MAX, end = 0;  // positions in the program, inclusive
   TaskId first = kNone;
-  std::vector<TaskId> last_by_lane;  // last user on each lane
+  std::vector<TaskId> last;  // the last user on each lane that keeps the program's order, all on others
   bool used() const { return first != kNone; }
 };
 
@@ -28,9 +28,10 @@ std::vector<Lifetime> lifetimes(const StepGraph& graph) {
       }
       life.end = position;
       const LaneId lane = graph.tasks[static_cast<size_t>(id)].lane;
-      std::erase_if(life.last_by_lane,
-                    [&](TaskId other) { return graph.tasks[static_cast<size_t>(other)].lane == lane; });
-      life.last_by_lane.push_back(id);
+      if (graph.lanes[static_cast<size_t>(lane)].order == LaneOrder::kFifo)
+        std::erase_if(life.last,
+                      [&](TaskId other) { return graph.tasks[static_cast<size_t>(other)].lane == lane; });
+      life.last.push_back(id);
     }
   }
   return result;
@@ -135,7 +136,7 @@ void add_reuse_edges(StepGraph& graph, const std::vector<Lifetime>& life, Buffer
                      int distance) {
   const TaskId first = life[static_cast<size_t>(next)].first;
   Task& consumer = graph.tasks[static_cast<size_t>(first)];
-  for (TaskId user : life[static_cast<size_t>(old_content)].last_by_lane) {
+  for (TaskId user : life[static_cast<size_t>(old_content)].last) {
     const LaneId lane = graph.tasks[static_cast<size_t>(user)].lane;
     const bool in_order =
         lane == consumer.lane && graph.lanes[static_cast<size_t>(lane)].order == LaneOrder::kFifo;
