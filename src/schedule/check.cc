@@ -93,8 +93,6 @@ class Checker {
   void collectives_agree() {
     // Ranks of one group are those that share a stage (data parallel), a replica (tied embedding), or the
     // world.
-    std::map<std::pair<int, int>, std::map<int, std::vector<TaskId>>> groups;
-    const auto all = ranks();
     const int replicas = count_replicas();
     for (TaskId id : graph_.sequence) {
       const Task& t = task(id);
@@ -102,9 +100,9 @@ class Checker {
       const int group = t.communicator == kDataParallel    ? t.at.stage
                         : t.communicator == kTiedEmbedding ? t.at.rank % replicas
                                                            : 0;
-      groups[{t.communicator, group}][t.at.rank].push_back(id);
+      groups_[{t.communicator, group}][t.at.rank].push_back(id);
     }
-    for (const auto& [key, members] : groups) {
+    for (const auto& [key, members] : groups_) {
       const auto& reference = members.begin()->second;
       for (const auto& [rank, order] : members) {
         if (order.size() != reference.size()) {
@@ -147,7 +145,45 @@ class Checker {
     }
   }
 
-  // A send ends only once its receive is posted: no transfer counts on buffers in between.
+  // The collectives of a walk. Each ends on all ranks of its group together, once the last has started it.
+  class Meetings {
+   public:
+    explicit Meetings(const Checker& checker) : checker_(checker), of_(checker.graph_.tasks.size()) {
+      for (const auto& [key, members] : checker.groups_) {
+        for (const auto& [rank, order] : members)
+          for (size_t i = 0; i < order.size(); ++i)
+            of_[static_cast<size_t>(order[i])] = {static_cast<int>(sizes_.size()), static_cast<int>(i)};
+        sizes_.push_back(members.size());
+      }
+    }
+
+    void start(Dispatcher& dispatcher, Instance instance) {
+      const auto [group, index] = of_[static_cast<size_t>(instance.task)];
+      auto& present = under_way_[{group, index, instance.step}];
+      present.push_back(instance);
+      if (present.size() < sizes_[static_cast<size_t>(group)]) return;
+      for (Instance each : present) dispatcher.complete(each);
+      under_way_.erase({group, index, instance.step});
+    }
+
+    std::string blocked() const {
+      std::string text;
+      for (const auto& [key, present] : under_way_)
+        text += fmt::format("\n  {} of step {}, on {} of {} ranks, waits for the others",
+                            checker_.graph_.describe(present.front().task), present.front().step,
+                            present.size(), sizes_[static_cast<size_t>(std::get<0>(key))]);
+      return text;
+    }
+
+   private:
+    const Checker& checker_;
+    std::vector<std::pair<int, int>> of_;  // by task: its group, which one of the group's collectives it is
+    std::vector<size_t> sizes_;            // of groups, in ranks
+    std::map<std::tuple<int, int, int>, std::vector<Instance>> under_way_;  // (group, which one, step)
+  };
+
+  // A send ends only once its receive is posted: no transfer counts on buffers in between. Nor does a
+  // collective end before all of its ranks have come to it.
   void walk() {
     std::map<TaskId, TaskId> receive_of;
     for (size_t id = 0; id < graph_.tasks.size(); ++id)
@@ -157,6 +193,7 @@ class Checker {
               task(edge.producer).at.rank != graph_.tasks[id].at.rank)
             receive_of[edge.producer] = static_cast<TaskId>(id);
     Dispatcher dispatcher(graph_, kStepsWalked);
+    Meetings meetings(*this);
     std::vector<Instance> sending;
     const auto finish_sends = [&] {
       return std::erase_if(sending, [&](Instance send) {
@@ -175,18 +212,22 @@ class Checker {
           moved = true;
           if (task(instance->task).kind == TaskKind::kSend)
             sending.push_back(*instance);
+          else if (is_collective(task(instance->task)))
+            meetings.start(dispatcher, *instance);
           else
             dispatcher.complete(*instance);
         }
     }
     if (dispatcher.finished()) return;
-    std::string text = dispatcher.blocked();
+    std::string text = dispatcher.blocked() + meetings.blocked();
     for (Instance send : sending)
       text += fmt::format("\n  {} has no posted receive", graph_.describe(send.task));
     problem("the program cannot finish:{}", text);
   }
 
   const StepGraph& graph_;
+  // (communicator, group) -> rank -> its collectives in order.
+  std::map<std::pair<int, int>, std::map<int, std::vector<TaskId>>> groups_;
   std::vector<Diagnostic> problems_;
 };
 

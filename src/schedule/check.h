@@ -14,8 +14,9 @@ struct Diagnostic {
 
 // Empty: valid. Every read has a writer; in a graph that holds all ranks, sends match receives in order and
 // size, collectives come in the same order on every rank of their communicator; dependencies together with
-// lane order have no cycle (found by walking the program through the dispatcher, sends complete only once
-// their receive is posted). `memory_budget`: bytes per rank, 0 = none.
+// lane order have no cycle (found by walking the program through the dispatcher; sends complete only once
+// their receive is posted, collectives once all of their ranks have started them). `memory_budget`: bytes per
+// rank, 0 = none.
 std::vector<Diagnostic> check(const StepGraph& graph, int64_t memory_budget = 0);
 
 // Digest of the order of one rank's transfers and collectives with its peers; neighbours compare it before

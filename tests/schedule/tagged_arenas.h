@@ -39,10 +39,10 @@ void run_in_random_order(const StepGraph& graph, int steps, uint64_t seed, Start
 }
 
 // Of the one rank of `graph`, all devices and memory spaces. Returns the number of lines found overwritten.
-inline int overwritten_lines(const StepGraph& graph, int steps, uint64_t seed) {
+inline int overwritten_lines(const StepGraph& graph, int steps, uint64_t seed, int rank = 0) {
   using Tag = std::pair<BufferId, int>;
   std::map<ArenaKey, std::vector<Tag>> arenas;
-  for (const auto& [key, bytes] : arena_sizes(graph, 0))
+  for (const auto& [key, bytes] : arena_sizes(graph, rank))
     arenas[key].assign(static_cast<size_t>((bytes + 63) / 64), Tag{kNone, 0});
   int violations = 0;
   const auto touch = [&](Instance instance, bool at_end) {
@@ -50,7 +50,8 @@ inline int overwritten_lines(const StepGraph& graph, int steps, uint64_t seed) {
       const Buffer& b = graph.buffers[static_cast<size_t>(use.buffer)];
       const int version = (instance.step - use.distance + 100 * b.versions) % b.versions;
       const auto begin = static_cast<size_t>((b.offset + version * graph.slot_bytes(b)) / 64);
-      const auto end = begin + static_cast<size_t>(graph.slot_bytes(b) / 64);
+      auto end = begin + static_cast<size_t>(graph.slot_bytes(b) / 64);
+      if (b.persistent) end = std::min(end, begin + 64);  // they share their addresses with none
       const Tag tag{use.buffer, b.persistent ? 0 : instance.step};
       for (size_t line = begin; line < end; ++line) {
         Tag& found = arenas.at(arena_of(b))[line];
@@ -61,9 +62,13 @@ inline int overwritten_lines(const StepGraph& graph, int steps, uint64_t seed) {
       }
     }
   };
-  // Addresses are written from the moment a task starts.
-  run_in_random_order(
-      graph, steps, seed, [&](Instance i) { touch(i, false); }, [&](Instance i) { touch(i, true); });
+  // Addresses are written from the moment a task starts. An absorbed task is over when its absorber starts.
+  const auto start = [&](Instance i) {
+    if (i.absorbed != kNone)
+      for (bool at_end : {false, true}) touch({i.absorbed, i.step}, at_end);
+    touch(i, false);
+  };
+  run_in_random_order(graph, steps, seed, start, [&](Instance i) { touch(i, true); });
   return violations;
 }
 
