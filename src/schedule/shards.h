@@ -18,6 +18,7 @@ struct ShardRange {
 // One range per replica: they follow each other, cover the block, and are about equally long. They are cut
 // where a parameter or one of its norm blocks begins.
 std::vector<ShardRange> shard_ranges(const LayerCatalogue& layer, int replicas);
+ShardRange shard_range(const LayerCatalogue& layer, int replicas, int replica);
 
 // A norm block of a layer that lies in a range.
 struct NormBlock {
@@ -26,5 +27,7 @@ struct NormBlock {
 };
 // In the order of the layer's block.
 std::vector<NormBlock> norm_blocks(const LayerCatalogue& layer, ShardRange range);
+// How many these are.
+int64_t norm_block_count(const LayerCatalogue& layer, ShardRange range);
 
 }  // namespace trainer

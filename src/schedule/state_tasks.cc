@@ -57,7 +57,7 @@ class StateWriter : RankWriter {
       : RankWriter(builder, rank, problem.stage_of(rank)),
         problem_(problem),
         state_(std::move(state)),
-        replica_(static_cast<size_t>(problem.replica_of(rank))) {}
+        replica_(problem.replica_of(rank)) {}
 
   void write() {
     if (accumulates_shards()) accumulate_shards();
@@ -78,7 +78,7 @@ class StateWriter : RankWriter {
   const LayerCatalogue& layer(int index) const { return problem_.layers[static_cast<size_t>(index)]; }
   bool tied_copy() const { return state_.gradients.count({0, true}) > 0 && stage_ > 0; }
   bool accumulates_shards() const { return problem_.shard_gradients && problem_.sharding() >= 2; }
-  ShardRange own(int index) const { return shard_ranges(layer(index), problem_.replicas)[replica_]; }
+  ShardRange own(int index) const { return shard_range(layer(index), problem_.replicas, replica_); }
   // Of the parameters that this rank updates.
   int64_t updated(int index) const {
     return problem_.sharding() == 0 ? layer(index).parameters : own(index).count;
@@ -185,11 +185,11 @@ class StateWriter : RankWriter {
   // Squares of this replica's part of each parameter held here (a tied copy is counted where the embedding
   // is).
   BufferId write_norms() {
-    size_t blocks = 0;
+    int64_t blocks = 0;
     for (const auto& [layer_index, weights] : state_.weights)
-      blocks += norm_blocks(layer(layer_index), own(layer_index)).size();
+      blocks += norm_block_count(layer(layer_index), own(layer_index));
     const BufferId norms =
-        make("squares of gradients", static_cast<int64_t>(blocks) * 8, Tier::kShort, false);
+        make("squares of gradients", blocks * 8, Tier::kShort, false);
     bool first = true;
     for (auto it = state_.weights.rbegin(); it != state_.weights.rend(); ++it) {
       Task t = held_task(TaskKind::kGradNorm, LaneKind::kCompute, it->first);
@@ -251,7 +251,7 @@ class StateWriter : RankWriter {
 
   const Problem& problem_;
   RankState state_;
-  const size_t replica_;
+  const int replica_;
   BufferId staging_ = kNone;
 };
 

@@ -42,8 +42,8 @@ class GatherWriter : RankWriter {
     }
     for (const auto& [shard, owner] : shards_)
       builder_.buffer(shard).bytes =
-          shard_ranges(problem_.layers[static_cast<size_t>(owner)],
-                       problem_.replicas)[static_cast<size_t>(problem_.replica_of(rank_))]
+          shard_range(problem_.layers[static_cast<size_t>(owner)], problem_.replicas,
+                      problem_.replica_of(rank_))
               .count *
           problem_.element_bytes;
   }
