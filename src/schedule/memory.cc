@@ -16,6 +16,23 @@ struct Lifetime {
   bool used() const { return first != kNone; }
 };
 
+// What is sent keeps its place until the next message of its lane has gone: the task behind a Send does not
+// wait for the peer.
+void keep_until_next_send(const StepGraph& graph, std::vector<Lifetime>& life) {
+  std::vector<size_t> position(graph.tasks.size());
+  for (size_t i = 0; i < graph.sequence.size(); ++i) position[static_cast<size_t>(graph.sequence[i])] = i;
+  for (const Lane& lane : graph.lanes)
+    for (size_t i = 0; i + 1 < lane.program.size(); ++i) {
+      const Task& task = graph.tasks[static_cast<size_t>(lane.program[i])];
+      if (task.kind != TaskKind::kSend) continue;
+      const size_t next = position[static_cast<size_t>(lane.program[i + 1])];
+      for (const Use& use : task.uses) {
+        size_t& end = life[static_cast<size_t>(use.buffer)].end;
+        end = std::max(end, next);
+      }
+    }
+}
+
 std::vector<Lifetime> lifetimes(const StepGraph& graph) {
   std::vector<Lifetime> result(graph.buffers.size());
   for (size_t position = 0; position < graph.sequence.size(); ++position) {
@@ -34,6 +51,7 @@ std::vector<Lifetime> lifetimes(const StepGraph& graph) {
       life.last.push_back(id);
     }
   }
+  keep_until_next_send(graph, result);
   return result;
 }
 
