@@ -58,12 +58,14 @@ void keep_what_fits(Problem& problem, int stage, int64_t budget) {
     for (const Candidate& c : list) problem.kept[static_cast<size_t>(c.layer)] &= ~c.bits;
     for (size_t i = 0; i < count; ++i) problem.kept[static_cast<size_t>(list[i].layer)] |= list[i].bits;
   };
-  // More kept never needs less memory.
-  size_t low = 0, high = list.size();
+  // Without recoveries there are no buffers for them. Else more kept needs more memory, but for the odd gap.
+  keep(list.size());
+  if (budget <= 0 || fits(problem, stage, budget)) return;
+  size_t low = 0, high = list.empty() ? 0 : list.size() - 1;
   while (low < high) {
     const size_t middle = (low + high + 1) / 2;
     keep(middle);
-    if (budget <= 0 || fits(problem, stage, budget))
+    if (fits(problem, stage, budget))
       low = middle;
     else
       high = middle - 1;
