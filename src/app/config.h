@@ -134,6 +134,9 @@ Config read_config(const std::string& path, std::span<const std::string> overrid
 Config parse_config(std::string_view text, const std::string& name,
                     std::span<const std::string> overrides = {});
 
+// Samples are invented, not read.
+bool is_synthetic(const DataSection& data);
+
 // Every file and folder that the config names is there. Throws InputError naming key and path.
 void check_paths(const Config& config);
 

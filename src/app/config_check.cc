@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "data/synthetic_source.h"
 #include "model/tensor_part.h"
 
 namespace trainer {
@@ -120,6 +121,15 @@ void check_data(const Config& config, const std::string& name) {
                   config.training.steps);
 }
 
+void check_dataset(const std::string& prefix) {
+  for (const char* ending : {".idx", ".bin"})
+    if (!std::filesystem::exists(prefix + ending))
+      input_error(
+          "key 'data.data_path': '{}{}' does not exist (looked in {}); make it with `trainer tokenize`, and "
+          "name it without its ending",
+          prefix, ending, std::filesystem::current_path().string());
+}
+
 void check_exists(const std::string& key, const std::string& path, const std::string& what) {
   if (!std::filesystem::exists(path))
     input_error("key '{}': {} '{}' does not exist (looked in {})", key, what, path,
@@ -160,15 +170,13 @@ void check_config(const Config& config, const std::string& name) {
   check_data(config, name);
 }
 
+bool is_synthetic(const DataSection& data) {
+  return data.data_path.prefixes == std::vector<std::string>{kSyntheticData};
+}
+
 void check_paths(const Config& config) {
-  for (const auto& prefix : config.data.data_path.prefixes)
-    for (const char* ending : {".idx", ".bin"})
-      if (!std::filesystem::exists(prefix + ending))
-        input_error(
-            "key 'data.data_path': '{}{}' does not exist (looked in {}); make it with `trainer tokenize`, "
-            "and name it "
-            "without its ending",
-            prefix, ending, std::filesystem::current_path().string());
+  if (!is_synthetic(config.data))
+    for (const auto& prefix : config.data.data_path.prefixes) check_dataset(prefix);
   const std::string& tokenizer = config.data.tokenizer;
   if (!tokenizer.empty() && tokenizer != "byte") check_exists("data.tokenizer", tokenizer, "tokenizer");
   if (!config.model.hugging_face.empty())

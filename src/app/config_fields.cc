@@ -119,7 +119,7 @@ std::vector<Field> describe(DataSection& c) {
   Fields f;
   f.add("data_path", c.data_path,
         "Dataset: the path of its .bin and .idx files without the ending; or a list of such; or a list that "
-        "alternates weight and path.")
+        "alternates weight and path. \"synthetic\": invented samples, for measurements.")
       .required()
       .known_as({"train_data_path", "dataset", "data_prefix"});
   f.add("split", c.split, "Shares of the documents that go to training, validation and test.");

@@ -1,6 +1,9 @@
 #include "app/training_data.h"
 
+#include <algorithm>
+
 #include "data/gpt_index.h"
+#include "data/synthetic_source.h"
 #include "device/cores.h"
 
 namespace trainer {
@@ -24,10 +27,32 @@ DataConfig make_data_config(const Config& config, const ModelConfig& model, cons
   return data;
 }
 
+namespace {
+
+// Validation samples are far behind those of any training.
+constexpr int64_t kFirstValidSample = int64_t{1} << 48;
+
+void invent_samples(const Config& config, TrainingData& data) {
+  const TrainingSection& t = config.training;
+  const auto samples = [&](int64_t first, int64_t batches) {
+    return std::make_shared<SyntheticSource>(config.data.sequence_length, data.model.vocabulary_size,
+                                             config.data.seed.value_or(t.seed), first,
+                                             batches * t.global_batch_size);
+  };
+  data.train = samples(0, t.steps);
+  if (t.eval_interval > 0) data.valid = samples(kFirstValidSample, std::max<int64_t>(t.eval_steps, 1));
+}
+
+}  // namespace
+
 TrainingData open_training_data(const Config& config) {
   TrainingData data;
   if (!config.data.tokenizer.empty()) data.tokenizer = load_tokenizer(config.data.tokenizer);
   data.model = make_model_config(config, data.tokenizer ? data.tokenizer->vocabulary_size() : 0);
+  if (is_synthetic(config.data)) {
+    invent_samples(config, data);
+    return data;
+  }
   const DatasetBuilder builder(make_data_config(config, data.model, data.tokenizer.get()));
   data.train = builder.train(config.training.steps * config.training.global_batch_size);
   if (config.training.eval_interval > 0 && parse_split(config.data.split)[static_cast<size_t>(Split::kValid)])

@@ -283,6 +283,8 @@ TEST(Config, MissingFilesAreNamed) {
   EXPECT_THAT(
       [] { check_paths(config_with({"data.data_path=no/such"})); },
       testing::ThrowsMessage<InputError>(AllOf(HasSubstr("data.data_path"), HasSubstr("no/such.idx"))));
+  EXPECT_NO_THROW(check_paths(config_with({"data.data_path=synthetic"})));
+  EXPECT_THROW(check_paths(config_with({R"(data.data_path=["synthetic","no/such"])"})), InputError);
   EXPECT_THROW(read_config("no/such.json"), InputError);
 }
 
