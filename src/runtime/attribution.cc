@@ -11,13 +11,18 @@ WaitAttribution::WaitAttribution(const StepGraph& graph, const Dispatcher& dispa
       ledger_(ledger),
       lane_(lane),
       first_step_(first_step),
-      window_(graph.max_distance + 2),
+      window_(2 * (graph.max_distance + 2)),  // steps in flight and as many before them
       idle_since_(now),
       runs_(graph.tasks.size() * static_cast<size_t>(window_)) {}
 
-WaitAttribution::Interval& WaitAttribution::run_of(Instance instance) {
+WaitAttribution::Run& WaitAttribution::slot_of(Instance instance) {
   return runs_[static_cast<size_t>(instance.step % window_) * graph_.tasks.size() +
                static_cast<size_t>(instance.task)];
+}
+
+WaitAttribution::Run WaitAttribution::run_of(Instance instance) {
+  const Run& run = slot_of(instance);
+  return run.step == instance.step ? run : Run{};
 }
 
 Instance WaitAttribution::producer_of(Instance instance, TaskId producer) {
@@ -25,9 +30,9 @@ Instance WaitAttribution::producer_of(Instance instance, TaskId producer) {
   double end = -1;
   for (const Edge& edge : task(instance.task).after) {
     const Instance candidate{producer, instance.step - edge.distance};
-    if (edge.producer != producer || candidate.step < 0 || run_of(candidate).end <= end) continue;
+    if (edge.producer != producer || candidate.step < 0 || run_of(candidate).time.end <= end) continue;
     latest = candidate;
-    end = run_of(candidate).end;
+    end = run_of(candidate).time.end;
   }
   return latest;
 }
@@ -50,8 +55,8 @@ void WaitAttribution::run_ends(double now) {
   if (last_.task == kNone) return;
   const int64_t step = first_step_ + last_.step;
   if (!is_main_path(task(last_.task).kind)) {
-    const double begin = std::max(idle_since_, run_of(last_).begin);
-    ledger_.waited(step, task(last_.task).kind, begin, std::max(begin, run_of(last_).end));
+    const double begin = std::max(idle_since_, run_of(last_).time.begin);
+    ledger_.waited(step, task(last_.task).kind, begin, std::max(begin, run_of(last_).time.end));
     explain(step, last_, begin);
   }
   ledger_.step_ended(step, now);
@@ -60,9 +65,11 @@ void WaitAttribution::run_ends(double now) {
 void WaitAttribution::explain(int64_t step, Instance instance, double until) {
   double from = idle_since_;
   while (until > from) {
-    const TaskId producer = dispatcher_.released_by(instance);
+    // One that is about to start has not run; the others may be of a step that the dispatcher is done with.
+    const Run run = run_of(instance);
+    const TaskId producer = run.step == kNone ? dispatcher_.released_by(instance) : run.released_by;
     const Instance before = producer == kNone ? Instance{} : producer_of(instance, producer);
-    const double ready = producer == kNone ? from : std::clamp(run_of(before).end, from, until);
+    const double ready = producer == kNone ? from : std::clamp(run_of(before).time.end, from, until);
     if (ready < until) lane_was_busy(step, instance, {ready, until});
     until = ready;
     if (producer == kNone || until <= from) return;
@@ -72,10 +79,12 @@ void WaitAttribution::explain(int64_t step, Instance instance, double until) {
       ledger_.waited_for_message(step, forward, p.at.micro_batch, from, until);
       return;
     }
+    if (p.kind == TaskKind::kSend)  // its buffer was not free
+      ledger_.waited(step, p.kind, std::clamp(run_of(before).time.begin, from, until), until);
     if (is_main_path(p.kind)) return;
     if (p.kind == TaskKind::kNormSync)
       from = ledger_.waited_for_main_paths(first_step_ + before.step, step, from, until);
-    const double begin = std::clamp(run_of(before).begin, from, until);
+    const double begin = std::clamp(run_of(before).time.begin, from, until);
     ledger_.waited(step, p.kind, begin, until);
     until = begin;
     instance = before;
@@ -83,7 +92,7 @@ void WaitAttribution::explain(int64_t step, Instance instance, double until) {
 }
 
 void WaitAttribution::ran(Instance instance, double begin, double end) {
-  run_of(instance) = {begin, end};
+  slot_of(instance) = {{begin, end}, dispatcher_.released_by(instance), instance.step};
   last_ = instance;
   const Task& t = task(instance.task);
   if (t.kind == TaskKind::kReceive) {

@@ -20,19 +20,27 @@ class WaitAttribution {
   void main_path_starts(Instance instance, double now);
   // When nothing is left to run: books the time since the last task of the main path ended.
   void run_ends(double now);
-  // After any task has run, on any lane.
+  // After any task has run, on any lane; before the dispatcher is told, which forgets what released it when
+  // its step is done.
   void ran(Instance instance, double begin, double end);
 
  private:
   struct Interval {
     double begin = 0, end = 0;
   };
+  struct Run {
+    Interval time;
+    TaskId released_by = kNone;
+    int step = kNone;
+  };
   struct Background {
     TaskKind kind;
     Interval time;
   };
 
-  Interval& run_of(Instance instance);
+  Run& slot_of(Instance instance);
+  // How an instance ran; a Run of no length when that is no longer known.
+  Run run_of(Instance instance);
   // The instance of `producer` that `instance` waited for.
   Instance producer_of(Instance instance, TaskId producer);
   // Books the time from idle_since_ until `until`, when `instance` started.
@@ -48,8 +56,8 @@ class WaitAttribution {
   const int64_t first_step_;
   const int window_;
   double idle_since_;
-  Instance last_;  // to end
-  std::vector<Interval> runs_;         // [step modulo window, task]
+  Instance last_;                      // to end
+  std::vector<Run> runs_;              // [step modulo window, task]
   std::deque<Background> background_;  // of the lane, since idle_since_
 };
 

@@ -177,8 +177,8 @@ class Run {
 
   // With the lock held.
   void completed(Instance instance, double started, double ended) {
-    dispatcher_.complete(instance);
     record(instance, started, ended);
+    dispatcher_.complete(instance);
     changed_.notify_all();
   }
 
