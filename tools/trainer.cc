@@ -7,6 +7,7 @@
 #include "app/convert.h"
 #include "app/eval.h"
 #include "app/generate.h"
+#include "app/plan.h"
 #include "app/report.h"
 #include "app/study.h"
 #include "app/tokenize.h"
@@ -30,6 +31,7 @@ constexpr Entry kCommands[] = {
     {"tokenize", trainer::tokenize_command, "text to a dataset; train a vocabulary"},
     {"convert", trainer::convert_command, "run, checkpoint or model to a Hugging Face folder"},
     {"report", trainer::report_command, "write report.html of a run directory again"},
+    {"plan", trainer::plan_command, "how to train a model on a platform, and why not otherwise"},
     {"study", trainer::study_command, "published figures beside ours"},
     {"schema", trainer::schema_command, "print the JSON Schema of the config"},
     {"version", trainer::version_command, "version, libraries and processor"},
