@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "app/ablate.h"
 #include "app/config.h"
 #include "app/convert.h"
 #include "app/eval.h"
@@ -32,6 +33,7 @@ constexpr Entry kCommands[] = {
     {"convert", trainer::convert_command, "run, checkpoint or model to a Hugging Face folder"},
     {"report", trainer::report_command, "write report.html of a run directory again"},
     {"plan", trainer::plan_command, "how to train a model on a platform, and why not otherwise"},
+    {"ablate", trainer::ablate_command, "measure a plan against itself without each mechanism"},
     {"study", trainer::study_command, "published figures beside ours"},
     {"schema", trainer::schema_command, "print the JSON Schema of the config"},
     {"version", trainer::version_command, "version, libraries and processor"},

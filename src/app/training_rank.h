@@ -19,6 +19,9 @@ namespace trainer {
 Problem make_problem(const Config& config, const Model& model, const KernelSet& kernels,
                      std::vector<int> ranks);
 
+// What `rank` holds of each layer, by a resolved config.
+TensorPart tensor_part(const Config& config, int rank);
+
 OptimizerSettings make_optimizer_settings(const Config& config);
 
 struct MemoryPlan {

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "app/ablate.h"
 #include "app/config.h"
 #include "app/convert.h"
 #include "app/eval.h"
@@ -79,8 +80,8 @@ INSTANTIATE_TEST_SUITE_P(
     Of, EverySubcommand,
     ::testing::Values(Subcommand{"train", train_command}, Subcommand{"eval", eval_command},
                       Subcommand{"generate", generate_command}, Subcommand{"tokenize", tokenize_command},
-                      Subcommand{"convert", convert_command}, Subcommand{"report", report_command},
-                      Subcommand{"schema", schema_command, false},
+                      Subcommand{"convert", convert_command}, Subcommand{"ablate", ablate_command},
+                      Subcommand{"report", report_command}, Subcommand{"schema", schema_command, false},
                       Subcommand{"version", version_command, false}),
     [](const auto& info) { return info.param.name; });
 
