@@ -237,6 +237,9 @@ void write_report(const std::filesystem::path& run_directory) {
   html += curves(metrics);
   html += waiting(mean);
   if (!timeline.events.empty()) html += section("Timeline of traced steps", timeline_section(timeline));
+  if (const auto file = simulated_trace_path(run_directory); std::filesystem::exists(file))
+    html += section("The first of them as simulated, with the median lengths of its tasks",
+                    timeline_section(read_trace(file)));
   html += memory(metrics, timeline);
   html += tables("Results", files.summary);
   html += tables("Plan", files.plan);

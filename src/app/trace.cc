@@ -172,6 +172,10 @@ std::filesystem::path trace_path(const std::filesystem::path& run_directory, int
   return run_directory / "traces" / fmt::format("step-{:06}.json", step);
 }
 
+std::filesystem::path simulated_trace_path(const std::filesystem::path& run_directory) {
+  return run_directory / "traces" / "simulated.json";
+}
+
 std::vector<std::filesystem::path> list_traces(const std::filesystem::path& run_directory) {
   std::vector<std::filesystem::path> files;
   std::error_code error;

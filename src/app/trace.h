@@ -23,6 +23,8 @@ Timeline parse_trace(const Json& json, const std::string& where);
 
 // RUN_DIRECTORY/traces/step-000020.json
 std::filesystem::path trace_path(const std::filesystem::path& run_directory, int64_t step);
+// RUN_DIRECTORY/traces/simulated.json: the first traced step, simulated from the lengths of its tasks.
+std::filesystem::path simulated_trace_path(const std::filesystem::path& run_directory);
 // The trace files of a run in order of steps; empty when there are none.
 std::vector<std::filesystem::path> list_traces(const std::filesystem::path& run_directory);
 

@@ -12,6 +12,9 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "comm/collectives.h"
+#include "schedule/passes.h"
+#include "sim/measured_costs.h"
+#include "sim/step_analysis.h"
 
 namespace trainer {
 namespace {
@@ -23,6 +26,8 @@ static_assert(std::atomic<bool>::is_always_lock_free);
 // Within a chunk a step begins before the one before it has ended.
 constexpr double kChunkSeconds = 4.0;
 constexpr int kShortestChunk = 2, kLongestChunk = 64;
+// Up to so many ranks the traced step is simulated as well.
+constexpr int kRanksSimulated = 64;
 
 // What a rank knows of one step that rank 0 writes down.
 struct StepReport {
@@ -269,6 +274,22 @@ void TrainingJob::write_traces() {
     if (one.events.empty()) continue;
     write_trace(trace_path(directory_, step), one);
   }
+  if (!whole.events.empty()) write_simulated_step(whole);
+}
+
+// The program of all ranks on virtual time, its tasks as long as the traced ones: what should have happened.
+void TrainingJob::write_simulated_step(const Timeline& measured) {
+  Problem problem = rank_->problem();
+  if (problem.world_size() > kRanksSimulated) return;
+  problem.ranks.clear();
+  const StepGraph graph = build_step_graph(problem);
+  const auto step = static_cast<int32_t>(config_.run.trace_steps.front());
+  const Timeline all =
+      to_timeline(graph, simulate(graph, measured_costs(graph, measured), kStepsToSteadyState), step - 1);
+  Timeline one;
+  for (const TimelineEvent& e : all.events)
+    if (e.step == step) one.events.push_back(e);
+  write_trace(simulated_trace_path(directory_), one);
 }
 
 }  // namespace trainer

@@ -48,6 +48,7 @@ class TrainingJob {
   void record_chunk(int64_t first, int count, double chunk_begin);
   void write_plan(const MemoryPlan& plan);
   void write_traces();
+  void write_simulated_step(const Timeline& measured);
   void note_skip(const StepResult& result, int64_t step);
   void publish(const StepMetrics& metrics);
 
