@@ -72,7 +72,7 @@ void Dispatcher::admit_steps() {
 }
 
 std::tuple<int, int, int> Dispatcher::rank_in_waiting(int step, TaskId task) const {
-  return {-graph_.tasks[static_cast<size_t>(task)].priority, step, info(task).position};
+  return {step, -graph_.tasks[static_cast<size_t>(task)].priority, info(task).position};
 }
 
 void Dispatcher::became_ready(int step, TaskId task) {
@@ -114,7 +114,7 @@ std::optional<Instance> Dispatcher::next(LaneId id) {
     }
   }
   if (state.waiting.empty()) return std::nullopt;
-  const auto [priority, step, position] = *state.waiting.begin();
+  const auto [step, priority, position] = *state.waiting.begin();
   const Instance instance{graph_.lanes[static_cast<size_t>(id)].program[static_cast<size_t>(position)], step,
                           kNone};
   take(slot(step), instance.task);

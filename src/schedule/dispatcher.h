@@ -30,8 +30,9 @@ class Dispatcher {
   Dispatcher(const StepGraph& graph, int steps);
 
   // The instance `lane` may start now, if any. FIFO lanes hand out their program in order; priority lanes the
-  // main path in order first, then the ready background task of highest priority, earliest step and program
-  // order. A task that waits for nothing but an unstarted one it may absorb is handed out together with it.
+  // main path in order first, then the ready background task of the earliest step, highest priority and
+  // program order: what is left of a step is needed by the forwards of the next, before all of that one's
+  // own. A task that waits for nothing but an unstarted one it may absorb is handed out together with it.
   std::optional<Instance> next(LaneId lane);
   void complete(Instance instance);
 
@@ -76,7 +77,7 @@ class Dispatcher {
     int step = 0;  // of the next instance in order
     size_t index = 0;
     std::vector<TaskId> in_order;                 // FIFO: the program; priority: its main path
-    std::set<std::tuple<int, int, int>> waiting;  // ready background: (-priority, step, position)
+    std::set<std::tuple<int, int, int>> waiting;  // ready background: (step, -priority, position)
     int64_t untaken = 0;
   };
 

@@ -189,5 +189,30 @@ TEST(Dispatcher, ARecoveryRunsInAGapAndIsNotDoneTwice) {
   EXPECT_TRUE(d.finished());
 }
 
+// The next step's forward of a layer waits for that layer's update, and what it could recover meanwhile for
+// nothing but its own forward.
+TEST(Dispatcher, WhatIsLeftOfAStepComesBeforeTheNextOnes) {
+  StepGraphBuilder b;
+  Lane lane;
+  lane.order = LaneOrder::kPriority;
+  lane.rank = 0;
+  const LaneId id = b.add_lane(lane);
+  const TaskId first = b.append(on_lane(TaskKind::kForward, id, {}));
+  const TaskId second = b.append(on_lane(TaskKind::kForward, id, {}));
+  const TaskId recover = b.append(on_lane(TaskKind::kRecover, id, {}, 1));
+  const TaskId update = b.append(on_lane(TaskKind::kUpdateShard, id, {}));
+  b.task(recover).after.push_back({first, 0});
+  b.task(update).after.push_back({second, 0});
+  b.task(second).after.push_back({update, 1});
+  const StepGraph graph = b.build();
+  Dispatcher d(graph, 2);
+  std::vector<TaskId> order;
+  while (const auto i = d.next(id)) {
+    order.push_back(i->task);
+    d.complete(*i);
+  }
+  EXPECT_EQ(order, (std::vector<TaskId>{first, second, first, recover, update, second, recover, update}));
+}
+
 }  // namespace
 }  // namespace trainer

@@ -123,6 +123,67 @@ TEST(Passes, AnyLegalOrderKeepsContentUntilItsLastReader) {
   });
 }
 
+// With bookkeeping of its own: what was started and what is done.
+TEST(Passes, BackgroundWorkNeverPassesAMainPathTaskThatCouldStart) {
+  Problem p = small_problem(4, 2, 2, 5);
+  p.kept = choose_kept(p, ActivationPolicy::kCheckpoint, false, 0);
+  p.zero_stage = 2;
+  for (bool shards : {false, true})
+    for (int buffers : {0, 1}) {
+      p.shard_gradients = shards;
+      p.recovery_buffers = buffers;
+      const StepGraph graph = build_step_graph(with_passes(p, pass_names()));
+      int background = 0, absorbed = 0;
+      for (uint64_t seed = 0; seed < 10; ++seed) {
+        constexpr int kSteps = 3;
+        std::set<std::pair<TaskId, int>> started, done;
+        const auto waits_for = [&](TaskId id, int step) {
+          std::vector<Instance> missing;
+          for (const Edge& e : task_of(graph, id).after)
+            if (e.distance <= step && !done.count({e.producer, step - e.distance}))
+              missing.push_back({e.producer, step - e.distance});
+          return missing;
+        };
+        const auto main_path_of = [&](LaneId lane) -> std::optional<Instance> {
+          for (int step = 0; step < kSteps; ++step)
+            for (TaskId id : graph.lanes[static_cast<size_t>(lane)].program)
+              if (is_main_path(task_of(graph, id).kind) && !started.count({id, step}))
+                return Instance{id, step};
+          return std::nullopt;
+        };
+        const auto start = [&](Instance i) {
+          const Task& task = task_of(graph, i.task);
+          if (graph.lanes[static_cast<size_t>(task.lane)].kind == LaneKind::kCompute &&
+              !is_main_path(task.kind)) {
+            ++background;
+            if (const auto next = main_path_of(task.lane)) {
+              const auto missing = waits_for(next->task, next->step);
+              EXPECT_FALSE(missing.empty())
+                  << graph.describe(i.task) << " before " << graph.describe(next->task);
+              if (missing.size() == 1 && task_of(graph, missing[0].task).absorber == next->task) {
+                EXPECT_TRUE(started.count({missing[0].task, missing[0].step}) ||
+                            !waits_for(missing[0].task, missing[0].step).empty())
+                    << graph.describe(next->task) << " could have recovered for itself";
+              }
+            }
+          }
+          for (TaskId id : {i.absorbed, i.task})
+            if (id != kNone) {
+              EXPECT_TRUE(started.insert({id, i.step}).second);
+            }
+          absorbed += i.absorbed != kNone;
+        };
+        testing::run_in_random_order(graph, kSteps, seed, start, [&](Instance i) {
+          for (TaskId id : {i.absorbed, i.task})
+            if (id != kNone) done.insert({id, i.step});
+        });
+        EXPECT_EQ(done.size(), graph.tasks.size() * kSteps);
+      }
+      EXPECT_GT(background, 100);
+      EXPECT_GT(absorbed, 0);
+    }
+}
+
 TEST(LayerStatePipeline, SumsStandBehindTheLastUseOfTheirGradient) {
   for (int stages : {1, 2, 4})
     for (int zero : {0, 1, 2, 3}) {
