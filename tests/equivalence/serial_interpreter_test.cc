@@ -4,47 +4,14 @@
 
 #include <gtest/gtest.h>
 
-#include "support/tiny_grid.h"
+#include "support/bare_rank.h"
 
 namespace trainer {
 namespace {
 
+using testing::BareRank;
 using testing::GridPlan;
 using testing::GridResult;
-
-// One rank without lanes of its own: memory, binder and inputs over the graph of all ranks.
-struct OracleRank {
-  OracleRank(const GridPlan& plan, const Config& config, const Model& model, const StepGraph& graph,
-             const Problem& problem, Communicator& world)
-      : kernels(make_host_kernels(1)),
-        memory(graph, {}, world.rank()),
-        communicators(RankCommunicators::make(world, problem)),
-        inputs(testing::grid_data(plan),
-               {config.training.micro_batch_size, config.training.global_batch_size, plan.replicas,
-                problem.replica_of(world.rank()), problem.virtual_ranks}),
-        binder({problem, world.rank(), model, *kernels, memory, communicators, inputs,
-                make_optimizer_settings(config), plan.dtype}) {
-    for (size_t b = 0; b < graph.buffers.size(); ++b)
-      if (graph.buffers[b].name == "workspace" && graph.buffers[b].rank == world.rank())
-        kernels->grant_workspace(
-            {memory.address(graph, static_cast<BufferId>(b)), static_cast<size_t>(graph.buffers[b].bytes)});
-    // Not by refresh_working_weights, which waits for the other ranks.
-    for (const OwnedBlock& block : binder.blocks(graph)) {
-      std::vector<float> values(static_cast<size_t>(model.layer(block.layer).block_size()));
-      for (const ParameterSpec& p : model.layer(block.layer).parameters())
-        initialize_parameter(p, static_cast<uint64_t>(config.training.seed), 0,
-                             {values.data() + p.offset, static_cast<size_t>(p.count())});
-      std::copy_n(values.begin() + block.range.begin, block.range.count, block.master);
-      if (block.working) kernels->convert(block.working, ref(block.master), block.range.count);
-      if (block.whole) kernels->convert(block.whole, ref(values.data()), static_cast<int64_t>(values.size()));
-    }
-  }
-  std::unique_ptr<KernelSet> kernels;
-  RankMemory memory;
-  RankCommunicators communicators;
-  SampledInputs inputs;
-  TrainingBinder binder;
-};
 
 TEST(SerialInterpreter, RandomLegalOrdersGiveTheRuntimesBits) {
   for (const GridPlan& plan : [] {
@@ -83,9 +50,9 @@ TEST(SerialInterpreter, RandomLegalOrdersGiveTheRuntimesBits) {
     const StepGraph graph = build_step_graph(problem);
     for (uint64_t seed = 0; seed < 8; ++seed) {
       auto communicators = make_in_process_group(problem.world_size());
-      std::vector<std::unique_ptr<OracleRank>> ranks;
+      std::vector<std::unique_ptr<BareRank>> ranks;
       for (auto& c : communicators)
-        ranks.push_back(std::make_unique<OracleRank>(plan, config, model, graph, problem, *c));
+        ranks.push_back(std::make_unique<BareRank>(plan, config, model, graph, problem, *c));
       interpret_serially(graph, plan.steps, seed,
                          [&](int rank) -> KernelBinder& { return ranks[static_cast<size_t>(rank)]->binder; });
       for (int s = 1; s <= plan.steps; ++s) {
