@@ -9,6 +9,7 @@
 #include "app/eval.h"
 #include "app/generate.h"
 #include "app/plan.h"
+#include "app/profile.h"
 #include "app/report.h"
 #include "app/study.h"
 #include "app/tokenize.h"
@@ -32,9 +33,10 @@ constexpr Entry kCommands[] = {
     {"tokenize", trainer::tokenize_command, "text to a dataset; train a vocabulary"},
     {"convert", trainer::convert_command, "run, checkpoint or model to a Hugging Face folder"},
     {"report", trainer::report_command, "write report.html of a run directory again"},
-    {"plan", trainer::plan_command, "how to train a model on a platform, and why not otherwise"},
     {"ablate", trainer::ablate_command, "measure a plan against itself without each mechanism"},
+    {"plan", trainer::plan_command, "how to train a model on a platform, and why not otherwise"},
     {"study", trainer::study_command, "published figures beside ours"},
+    {"profile", trainer::profile_command, "measure this machine for simulator and planner"},
     {"schema", trainer::schema_command, "print the JSON Schema of the config"},
     {"version", trainer::version_command, "version, libraries and processor"},
 };

@@ -16,6 +16,7 @@ constexpr StudyEntry kStudies[] = {
     {"lazytrain", "LazyTrain's capacities, published schedule and throughput", lazytrain_study},
     {"roundpipe", "bubbles, makespans and partitions of RoundPipe's schedules", roundpipe_study},
     {"sppo", "SPPO's boundary sets, limits and examples", sppo_study},
+    {"this-machine", "measured steps of runs on this machine and their predictions", this_machine_study},
 };
 
 std::string usage() {

@@ -45,6 +45,7 @@ struct StudyEntry {
 Study lazytrain_study();
 Study roundpipe_study();
 Study sppo_study();
+Study this_machine_study();
 
 std::span<const StudyEntry> studies();
 

@@ -119,6 +119,24 @@ class CostModel {
            static_cast<double>(exchange.bytes) / link.bytes_per_second;
   }
 
+  // Of a measured Forward or Backward: `first` where it writes its gradients and that was measured.
+  static double begins_gradient(const Task& task, double first, double otherwise) {
+    const bool writes = std::any_of(task.uses.begin(), task.uses.end(), [](const Use& use) {
+      return (use.role == Role::kGradient || use.role == Role::kSharedGradient) &&
+             use.access == Access::kWrite;
+    });
+    return writes && first >= 0 ? first : otherwise;
+  }
+
+  // Of seconds measured for all of a layer's parameters; below 0: not measured.
+  double share_of_master(const Task& task, double seconds) const {
+    const Use* master = graph_.find(task, Role::kMaster);
+    const auto parameters = static_cast<double>(layer_of(task).parameters);
+    if (seconds < 0 || !master || parameters == 0) return -1;
+    const auto bytes = static_cast<double>(graph_.buffers[static_cast<size_t>(master->buffer)].bytes);
+    return seconds * bytes / (4 * parameters);
+  }
+
   // The longer of products and memory, or as measured, and the exchanges of cut layers.
   double kernel_seconds(const Task& task, double memory_seconds) const {
     const bool one_layer = task.at.layer_begin >= 0 && task.at.layer_end == task.at.layer_begin + 1;
@@ -129,13 +147,17 @@ class CostModel {
       case TaskKind::kForward:
         for (int l = task.at.layer_begin; l < task.at.layer_end; ++l)
           flops += problem_.layers[static_cast<size_t>(l)].forward_flops;
-        if (measured) measured_seconds = measured->forward_seconds;
+        if (measured)
+          measured_seconds =
+              begins_gradient(task, measured->first_forward_seconds, measured->forward_seconds);
         break;
       case TaskKind::kBackward:
         for (int l = task.at.layer_begin; l < task.at.layer_end; ++l)
           flops += problem_.layers[static_cast<size_t>(l)].backward_flops;
         efficiency = platform_.backward_efficiency;
-        if (measured) measured_seconds = measured->backward_seconds;
+        if (measured)
+          measured_seconds =
+              begins_gradient(task, measured->first_backward_seconds, measured->backward_seconds);
         break;
       case TaskKind::kRecover: {
         flops = recompute_flops(task);
@@ -146,15 +168,17 @@ class CostModel {
           measured_seconds = measured->recover_seconds * (all > 0 ? flops / all : 1);
         break;
       }
-      case TaskKind::kUpdateShard: {
-        const Use* master = graph_.find(task, Role::kMaster);
-        const auto parameters = static_cast<double>(layer_of(task).parameters);
-        if (measured && measured->update_seconds >= 0 && master && parameters > 0)
-          measured_seconds = measured->update_seconds *
-                             static_cast<double>(graph_.buffers[static_cast<size_t>(master->buffer)].bytes) /
-                             (4 * parameters);
+      case TaskKind::kUpdateShard:
+        if (measured) measured_seconds = share_of_master(task, measured->update_seconds);
         break;
-      }
+      case TaskKind::kPrefetchWeights:
+        if (measured) measured_seconds = share_of_master(task, measured->refresh_seconds);
+        break;
+      case TaskKind::kGradNorm:
+        // A replica squares its own shard.
+        if (measured && measured->norm_seconds >= 0)
+          measured_seconds = measured->norm_seconds / problem_.replicas;
+        break;
       default:
         break;
     }
@@ -175,6 +199,13 @@ class CostModel {
                     platform_.name);
     }
     const double seconds = kernel_seconds(task, bytes / bandwidth);
+    if (!host && platform_.shares_cores()) {
+      costs_.seconds[index] = platform_.task_overhead_seconds;
+      costs_.bytes[index] = seconds;
+      costs_.rate[index] = 1;
+      join_cores(task.at.rank);
+      return;
+    }
     if (host || platform_.memory_group.empty() || bytes == 0 || seconds == 0) {
       costs_.seconds[index] = seconds + platform_.task_overhead_seconds;
       return;
@@ -191,7 +222,31 @@ class CostModel {
     costs_.seconds[index] = link.latency_seconds;
     costs_.bytes[index] = bytes;
     costs_.rate[index] = link.bytes_per_second;
+    share(index, link, rank);
+  }
+
+  // What slows a task that moves bytes over this link: others on the wire, or on its rank's cores.
+  void share(size_t index, const Link& link, int rank) {
     if (!link.group.empty()) join(link.group, rank);
+    if (!platform_.shares_cores()) return;
+    if (link.core_share == 0) {
+      costs_.seconds[index] += costs_.bytes[index] / costs_.rate[index];
+      costs_.bytes[index] = 0;
+      return;
+    }
+    costs_.bytes[index] *= link.core_share / costs_.rate[index];
+    costs_.rate[index] = link.core_share;
+    join_cores(rank);
+  }
+
+  // A rank's cores are a wire too: work on them counts in seconds at one second per second.
+  void join_cores(int rank) {
+    int& group = costs_.link_group[static_cast<size_t>(lane_)];
+    const auto fresh = static_cast<int>(costs_.group_rate.size());
+    const auto [it, added] = cores_.try_emplace(rank, fresh);
+    if (added) costs_.group_rate.push_back(1);
+    require(group == kNone || group == it->second, "a lane of rank {} is on two shared links", rank);
+    group = it->second;
   }
 
   void collective(TaskId id, const Task& task) {
@@ -214,9 +269,7 @@ class CostModel {
     costs_.seconds[index] = c.seconds;
     costs_.bytes[index] = c.bytes;
     costs_.rate[index] = c.rate;
-    if (c.bytes > 0)
-      if (const Link& link = need(platform_, LinkUse::kCollective, c.across_nodes); !link.group.empty())
-        join(link.group, task.at.rank);
+    if (c.bytes > 0) share(index, need(platform_, LinkUse::kCollective, c.across_nodes), task.at.rank);
     meet(index, task);
   }
 
@@ -292,6 +345,7 @@ class CostModel {
   LaneId lane_ = kNone;
   std::set<int> built_;
   std::map<std::pair<std::string, int>, int> groups_;
+  std::map<int, int> cores_;                                    // by rank
   std::map<std::pair<int, int>, std::pair<int, int>> members_;  // by communicator and group
   std::map<std::pair<int, int>, int> met_;             // collectives so far, by rank and communicator
   std::map<std::tuple<int, int, int>, int> meetings_;  // by communicator, group and ordinal

@@ -10,6 +10,17 @@
 namespace trainer {
 namespace {
 
+constexpr std::pair<const char*, double MeasuredLayer::*> kMeasuredSeconds[] = {
+    {"forward_seconds", &MeasuredLayer::forward_seconds},
+    {"first_forward_seconds", &MeasuredLayer::first_forward_seconds},
+    {"backward_seconds", &MeasuredLayer::backward_seconds},
+    {"first_backward_seconds", &MeasuredLayer::first_backward_seconds},
+    {"recover_seconds", &MeasuredLayer::recover_seconds},
+    {"update_seconds", &MeasuredLayer::update_seconds},
+    {"refresh_seconds", &MeasuredLayer::refresh_seconds},
+    {"norm_seconds", &MeasuredLayer::norm_seconds},
+};
+
 constexpr std::array<const char*, 3> kScopes = {"device", "node", "platform"};
 
 std::string joined(const std::vector<std::string>& names) {
@@ -113,6 +124,7 @@ Link read_link(ObjectReader reader) {
   link.latency_seconds = reader.number_or("latency_seconds", 0, 0);
   link.bytes_per_second = reader.rate("bytes_per_second");
   link.group = reader.text("group", "");
+  link.core_share = reader.number_or("core_share", 0, 0, 1);
   reader.finish();
   return link;
 }
@@ -170,11 +182,13 @@ MeasuredLayer read_measured(ObjectReader reader, const std::string& file) {
   m.shape.forward_flops = reader.number("forward_flops", 0);
   m.forward_seconds = reader.number_or("forward_seconds", -1, 0);
   m.backward_seconds = reader.number_or("backward_seconds", -1, 0);
-  m.recover_seconds = reader.number_or("recover_seconds", -1, 0);
-  m.update_seconds = reader.number_or("update_seconds", -1, 0);
+  bool any = false;
+  for (const auto& [key, seconds] : kMeasuredSeconds) {
+    m.*seconds = reader.number_or(key, -1, 0);
+    any = any || m.*seconds >= 0;
+  }
   reader.finish();
-  if (std::max({m.forward_seconds, m.backward_seconds, m.recover_seconds, m.update_seconds}) < 0)
-    input_error("{}: key '{}' holds no seconds", file, reader.full(""));
+  if (!any) input_error("{}: key '{}' holds no seconds", file, reader.full(""));
   return m;
 }
 
@@ -188,16 +202,22 @@ void check_groups(const Platform& p, const std::string& file) {
                 near.empty() ? "" : "; did you mean '" + near + "'?");
   };
   check(p.memory_group, "device.memory_group");
-  for (size_t i = 0; i < kLinkUseCount; ++i) {
-    const std::string key = fmt::format("links.{}", name_of(static_cast<LinkUse>(i)));
-    check(p.links[i].within_node.group, key + ".within_node.group");
-    check(p.links[i].across_nodes.group, key + ".across_nodes.group");
-  }
+  for (size_t i = 0; i < kLinkUseCount; ++i)
+    for (const auto& [link, name] : {std::pair(&p.links[i].within_node, "within_node"),
+                                     std::pair(&p.links[i].across_nodes, "across_nodes")}) {
+      const std::string key = fmt::format("links.{}.{}", name_of(static_cast<LinkUse>(i)), name);
+      check(link->group, key + ".group");
+      if (p.shares_cores() && !link->group.empty())
+        input_error("{}: key '{}.group' does not go with links that have a 'core_share'", file, key);
+    }
+  if (p.shares_cores() && !p.memory_group.empty())
+    input_error("{}: key 'device.memory_group' does not go with links that have a 'core_share'", file);
 }
 
 Json link_to_json(const Link& link) {
   Json json = {{"latency_seconds", link.latency_seconds}, {"bytes_per_second", link.bytes_per_second}};
   if (!link.group.empty()) json["group"] = link.group;
+  if (link.core_share > 0) json["core_share"] = link.core_share;
   return json;
 }
 
@@ -221,6 +241,12 @@ LayerShape shape_of(const LayerCatalogue& layer, int64_t element_bytes) {
   shape.activation_bytes = std::max(layer.output_bytes, layer.gradient_bytes);
   shape.forward_flops = layer.forward_flops;
   return shape;
+}
+
+bool Platform::shares_cores() const {
+  return std::any_of(links.begin(), links.end(), [](const LinkPair& pair) {
+    return pair.within_node.core_share > 0 || pair.across_nodes.core_share > 0;
+  });
 }
 
 const MeasuredLayer* Platform::measurement(const LayerShape& shape) const {
@@ -346,10 +372,8 @@ Json platform_to_json(const Platform& p) {
                   {"parameters", m.shape.parameters},
                   {"activation_bytes", m.shape.activation_bytes},
                   {"forward_flops", m.shape.forward_flops}};
-    if (m.forward_seconds >= 0) entry["forward_seconds"] = m.forward_seconds;
-    if (m.backward_seconds >= 0) entry["backward_seconds"] = m.backward_seconds;
-    if (m.recover_seconds >= 0) entry["recover_seconds"] = m.recover_seconds;
-    if (m.update_seconds >= 0) entry["update_seconds"] = m.update_seconds;
+    for (const auto& [key, seconds] : kMeasuredSeconds)
+      if (m.*seconds >= 0) entry[key] = m.*seconds;
     root["measured"].push_back(entry);
   }
   return root;

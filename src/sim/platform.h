@@ -17,6 +17,8 @@ struct Link {
   double latency_seconds = 0;
   double bytes_per_second = 0;  // of one lane alone; 0: there is no such link
   std::string group;            // shares its bandwidth with the others of this name; empty: with none
+  // Share of the device's compute that a transfer at full speed takes: cores that copy and add, not engines.
+  double core_share = 0;
   bool operator==(const Link&) const = default;
 };
 
@@ -57,8 +59,11 @@ std::string precision_of(int64_t element_bytes);
 struct MeasuredLayer {
   LayerShape shape;
   double forward_seconds = -1, backward_seconds = -1;
+  // Where gradients are written instead of added to: of a step's first micro-batch.
+  double first_forward_seconds = -1, first_backward_seconds = -1;
   double recover_seconds = -1;  // everything its backward needs
-  double update_seconds = -1;   // all its parameters
+  // All its parameters: optimizer, working weights from the master copy, squares of the gradient.
+  double update_seconds = -1, refresh_seconds = -1, norm_seconds = -1;
   bool operator==(const MeasuredLayer&) const = default;
 };
 
@@ -99,6 +104,8 @@ struct Platform {
   std::vector<MeasuredLayer> measured;
 
   const LinkPair& link(LinkUse use) const { return links[static_cast<size_t>(use)]; }
+  // Transfers take compute from their devices (Link::core_share).
+  bool shares_cores() const;
   const MeasuredLayer* measurement(const LayerShape& shape) const;
   // Floating-point operations per second, a multiply-add being two. Throws InputError when the platform does
   // not say.

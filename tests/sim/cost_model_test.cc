@@ -69,6 +69,63 @@ TEST(CostModel, MeasuredLayersCountAsMeasured) {
   EXPECT_GT(cost_of(graph, costs, TaskKind::kForward, 2), 1);
 }
 
+// The first micro-batch writes the gradient, the others add to it; a replica squares its share.
+TEST(CostModel, MeasuredLayersOfTheFirstMicroBatchAndOfAShare) {
+  Problem problem = testing::small_problem(2, 1, 2, 2, false, 2);
+  const StepGraph graph = build_step_graph(problem);
+  Platform platform = small_platform(2);
+  MeasuredLayer m;
+  m.shape = shape_of(problem.layers[1], 2);
+  m.backward_seconds = 4;
+  m.first_backward_seconds = 5;
+  m.refresh_seconds = 0.25;
+  m.norm_seconds = 0.5;
+  platform.measured.push_back(m);
+  const CostTable costs = cost_model(graph, problem, platform);
+  std::vector<double> backward;
+  for (size_t id = 0; id < graph.tasks.size(); ++id) {
+    const Task& t = graph.tasks[id];
+    if (t.kind == TaskKind::kBackward && t.at.layer_begin == 1 && t.at.rank == 0)
+      backward.push_back(costs.seconds[id]);
+  }
+  EXPECT_EQ(backward, (std::vector<double>{5, 4}));
+  EXPECT_DOUBLE_EQ(cost_of(graph, costs, TaskKind::kPrefetchWeights, 1), 0.25);
+  EXPECT_DOUBLE_EQ(cost_of(graph, costs, TaskKind::kGradNorm, 1), 0.25);
+}
+
+// A sum that takes all of a core and a layer that needs it too each get half; one that takes a quarter gets
+// it.
+TEST(CostModel, TransfersThatTakeCoresSlowLayersDown) {
+  Problem problem = testing::small_problem(2, 1, 2, 1, false, 4);
+  problem.passes = {};
+  const StepGraph graph = build_step_graph(problem);
+  Platform platform = small_platform(2);
+  Link& sums = platform.links[static_cast<size_t>(LinkUse::kCollective)].within_node;
+  const CostTable before = cost_model(graph, problem, platform);
+  sums.core_share = 0.25;
+  const CostTable costs = cost_model(graph, problem, platform);
+  for (size_t id = 0; id < graph.tasks.size(); ++id) {
+    const Task& t = graph.tasks[id];
+    const auto alone = [&](const CostTable& c) {
+      return c.seconds[id] + (c.bytes[id] > 0 ? c.bytes[id] / c.rate[id] : 0);
+    };
+    // Nothing changes for those that run alone.
+    EXPECT_NEAR(alone(costs), alone(before), 1e-9) << graph.describe(static_cast<TaskId>(id));
+    const int group = costs.link_group[static_cast<size_t>(t.lane)];
+    if (t.kind == TaskKind::kForward) {
+      EXPECT_EQ(costs.rate[id], 1);
+      EXPECT_EQ(costs.group_rate[static_cast<size_t>(group)], 1);
+    }
+    if (t.kind == TaskKind::kGradSync) {
+      EXPECT_EQ(costs.rate[id], 0.25);
+      const LaneId compute = graph.tasks[0].at.rank == t.at.rank ? graph.tasks[0].lane : kNone;
+      if (compute != kNone) {
+        EXPECT_EQ(costs.link_group[static_cast<size_t>(compute)], group);
+      }
+    }
+  }
+}
+
 TEST(CostModel, SendsKnowWhetherTheyLeaveTheNode) {
   const Problem problem = testing::small_problem(3, 3, 1, 1, false, 4);
   const StepGraph graph = build_step_graph(problem);

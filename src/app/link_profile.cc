@@ -1,0 +1,245 @@
+#include "app/link_profile.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "base/statistics.h"
+#include "comm/back_off.h"
+#include "device/arena.h"
+#include "runtime/clock.h"
+
+namespace trainer {
+namespace {
+
+constexpr int kMessageTag = 1, kSumTag = 8;
+constexpr int kRepeats = 9;
+constexpr double kWorkSeconds = 0.25;           // of measuring work, alone and beside transfers
+constexpr std::chrono::milliseconds kQuiet{5};  // between messages, in which the receiver comes to rest
+constexpr size_t kChunk = size_t{256} << 10;    // elements, as training uses
+constexpr int64_t kRows = 256, kWidth = 512;    // of the work's matrix product
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double slowest(Communicator& group, double seconds) {
+  max_over_ranks(group, std::span(&seconds, 1));
+  return seconds;
+}
+
+// Some compute, a millisecond or so at a time.
+class Work {
+ public:
+  Work(KernelSet& kernels, DType dtype) : kernels_(kernels), dtype_(dtype) {
+    WorkspaceShape bounds;
+    bounds.dtype = dtype;
+    bounds.tokens = kRows;
+    bounds.widest_row = bounds.hidden = kWidth;
+    const size_t workspace = kernels.workspace_bytes(bounds);
+    const size_t matrix = static_cast<size_t>(kWidth * kWidth) * sizeof(float);
+    memory_ = Arena(3 * matrix + workspace);
+    x_ = memory_.bytes().data();
+    y_ = x_ + matrix;
+    w_ = y_ + matrix;
+    kernels.grant_workspace({w_ + matrix, workspace});
+  }
+  // Seconds a unit takes, over units until `done` says so.
+  double run(const std::function<bool()>& done) {
+    const double begin = now();
+    int units = 0;
+    do {
+      kernels_.linear_forward({y_, dtype_}, {x_, dtype_}, {w_, dtype_}, {nullptr, dtype_}, kRows, kWidth,
+                              kWidth);
+      ++units;
+    } while (!done());
+    return (now() - begin) / units;
+  }
+  double run_alone() {
+    const double end = now() + kWorkSeconds;
+    return run([&] { return now() >= end; });
+  }
+
+ private:
+  KernelSet& kernels_;
+  DType dtype_;
+  Arena memory_;
+  std::byte *x_ = nullptr, *y_ = nullptr, *w_ = nullptr;
+};
+
+class OpenGate : public ChunkGate {
+ public:
+  bool open() const override { return true; }
+};
+
+class Prober {
+ public:
+  Prober(Communicator& group, KernelSet& kernels, DType dtype, int64_t message_bytes, int64_t sum_bytes,
+         SumAlgorithm algorithm)
+      : group_(group),
+        work_(kernels, dtype),
+        message_(static_cast<size_t>(message_bytes)),
+        sum_count_(static_cast<size_t>(sum_bytes) / sizeof(float)) {
+    options_.algorithm = algorithm;
+    clock_.synchronise(group);
+    // Training lets transfers between stages pass where machines are joined.
+    const auto nodes = group.nodes();
+    if (std::any_of(nodes.begin(), nodes.end(), [&](int n) { return n != nodes.front(); }))
+      options_.gate = &gate_;
+    const size_t staging = staging_count(sum_count_, group.size(), kChunk, algorithm, nodes);
+    memory_ = Arena(2 * message_ + (sum_count_ + staging) * sizeof(float));
+    staging_ = {data() + sum_count_, staging};
+  }
+
+  LinkProfile measure() {
+    LinkProfile p;
+    // Connects, and touches what the transport needs.
+    all_to_next();
+    sum(sum_count_);
+    const auto rate = [&](double seconds, double latency) {
+      return static_cast<double>(message_) / std::max(seconds - latency, seconds / 4);
+    };
+    p.latency_seconds = one_way(sizeof(double));
+    p.bytes_per_second = rate(one_way(message_), p.latency_seconds);
+    p.alone_bytes_per_second = rate(timed([&] { one_message(); }), 0);
+    p.together_bytes_per_second = rate(timed([&] { all_to_next(); }), 0);
+    const double least = timed([&] { sum(16); }), whole = timed([&] { sum(sum_count_); });
+    const double n = group_.size();
+    p.sum_latency_seconds = least / 2;
+    p.sum_bytes_per_second = 2 * (n - 1) / n * static_cast<double>(sum_count_ * sizeof(float)) /
+                             std::max(whole - least, whole / 4);
+    p.sum_core_share = share([&] { sum(sum_count_); }, whole);
+    return p;
+  }
+
+ private:
+  float* data() { return reinterpret_cast<float*>(memory_.bytes().data() + 2 * message_); }
+
+  void one_message() {
+    if (group_.rank() == 0) wait(*group_.send(memory_.bytes().data(), message_, 1, kMessageTag));
+    if (group_.rank() == 1) wait(*group_.receive(memory_.bytes().data(), message_, 0, kMessageTag));
+  }
+  void all_to_next() {
+    const int n = group_.size(), next = (group_.rank() + 1) % n, before = (group_.rank() + n - 1) % n;
+    const RequestPtr receive = group_.receive(memory_.bytes().data(), message_, before, kMessageTag);
+    const RequestPtr send = group_.send(memory_.bytes().data() + message_, message_, next, kMessageTag);
+    bool sent = false, received = false;
+    BackOff back_off;
+    while (true) {
+      sent = sent || send->test();
+      received = received || receive->test();
+      if (sent && received) return;
+      back_off.pause();
+    }
+  }
+  void sum(size_t count) {
+    wait(*all_reduce_sum(group_, data(), count, kChunk, staging_, kSumTag, options_));
+  }
+
+  template <class Body>
+  double timed(Body&& body) {
+    std::vector<double> seconds;
+    for (int i = 0; i < kRepeats; ++i) {
+      group_.barrier();
+      const double begin = now();
+      body();
+      seconds.push_back(slowest(group_, now() - begin));
+    }
+    return median(seconds);
+  }
+
+  // Seconds from rank 0, where work goes on, to rank 1. The time of departure travels with the message.
+  double one_way(size_t bytes) {
+    std::byte* const memory = memory_.bytes().data();
+    std::vector<double> seconds;
+    group_.barrier();
+    if (group_.rank() == 0) {
+      beside([&] {
+        for (int i = 0; i < kRepeats; ++i) {
+          std::this_thread::sleep_for(kQuiet);
+          const double departure = clock_.now();
+          std::memcpy(memory, &departure, sizeof departure);
+          wait(*group_.send(memory, bytes, 1, kMessageTag));
+        }
+      });
+    } else if (group_.rank() == 1) {
+      for (int i = 0; i < kRepeats; ++i) {
+        wait(*group_.receive(memory, bytes, 0, kMessageTag));
+        double departure;
+        std::memcpy(&departure, memory, sizeof departure);
+        seconds.push_back(clock_.now() - departure);
+      }
+    }
+    return slowest(group_, seconds.empty() ? 0 : std::max(0.0, median(seconds)));
+  }
+
+  // Runs `transfers` on a thread of its own and work meanwhile. Returns the seconds of one unit of work.
+  template <class Body>
+  double beside(Body&& transfers) {
+    std::atomic<bool> done{false};
+    std::exception_ptr error;
+    std::jthread thread([&] {
+      try {
+        transfers();
+      } catch (...) {
+        error = std::current_exception();
+      }
+      done = true;
+    });
+    const double unit = work_.run([&] { return done.load(); });
+    thread.join();
+    if (error) std::rethrow_exception(error);
+    return unit;
+  }
+
+  template <class Body>
+  double share(Body&& body, double seconds_alone) {
+    std::vector<double> shares;
+    for (int round = 0; round < 3; ++round) {
+      group_.barrier();
+      const double work_alone = work_.run_alone();
+      group_.barrier();
+      double transfer_beside = 0;
+      const double work_beside = beside([&] {
+        const double begin = now();
+        for (int i = 0; i < kRepeats; ++i) body();
+        transfer_beside = (now() - begin) / kRepeats;
+      });
+      shares.push_back(core_share_of(seconds_alone, transfer_beside, work_alone, work_beside));
+    }
+    std::vector<double> mean{median(shares)};
+    sum_over_ranks(group_, mean);
+    return mean[0] / group_.size();
+  }
+
+  Communicator& group_;
+  Work work_;
+  OpenGate gate_;
+  Clock clock_;
+  CollectiveOptions options_;
+  size_t message_, sum_count_;
+  Arena memory_;
+  std::span<float> staging_;
+};
+
+}  // namespace
+
+double core_share_of(double transfer_alone, double transfer_beside, double work_alone, double work_beside) {
+  const double taken = 1 - std::min(1.0, work_alone / work_beside);
+  const double speed = std::min(1.0, transfer_alone / transfer_beside);
+  return std::min(1.0, taken / speed);
+}
+
+LinkProfile measure_links(Communicator& group, KernelSet& kernels, DType dtype, int64_t message_bytes,
+                          int64_t sum_bytes, SumAlgorithm algorithm) {
+  require(group.size() > 1, "a link has two ends");
+  return Prober(group, kernels, dtype, message_bytes, sum_bytes, algorithm).measure();
+}
+
+}  // namespace trainer

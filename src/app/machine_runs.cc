@@ -1,0 +1,154 @@
+#include "app/machine_runs.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+
+#include "app/config.h"
+#include "app/run_files.h"
+#include "app/training_rank.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/statistics.h"
+#include "sim/predict.h"
+
+extern char** environ;
+
+namespace trainer {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kNotPossible = 77;  // of tools/slow_link.sh
+constexpr size_t kLogEnd = 2000;  // characters of a log that an error quotes
+
+// Runs a program to its end, with its output in a file. Returns its exit code.
+int run_process(const std::vector<std::string>& words, const fs::path& log) {
+  std::vector<char*> arguments;
+  for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+  posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
+  pid_t process = 0;
+  const int error = posix_spawnp(&process, arguments.front(), &actions, nullptr, arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) run_error("cannot start {}: {}", words.front(), std::strerror(error));
+  int status = 0;
+  if (waitpid(process, &status, 0) != process) run_error("lost sight of {}", words.front());
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+std::string end_of(const fs::path& log) {
+  const std::string text = read_file(log.string());
+  return text.size() > kLogEnd ? text.substr(text.size() - kLogEnd) : text;
+}
+
+}  // namespace
+
+MachineRuns::MachineRuns(fs::path work, const std::string& config)
+    : work_(std::move(work)),
+      config_(work_ / "config.json"),
+      log_(work_ / "log"),
+      program_(fs::read_symlink("/proc/self/exe")) {
+  fs::create_directories(work_);
+  write_file_atomically(config_.string(), config);
+  for (const fs::path& root :
+       {fs::current_path(), program_.parent_path(), program_.parent_path().parent_path()})
+    if (const fs::path script = root / "tools/slow_link.sh"; slow_link_.empty() && fs::exists(script))
+      slow_link_ = script;
+  // Open MPI refuses root without these.
+  for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) setenv(name, "1", 0);
+}
+
+int MachineRuns::start(const Launch& launch, const std::vector<std::string>& words) const {
+  std::vector<std::string> command;
+  if (!launch.slow_link.empty())
+    command = {slow_link_.string(), "--ranks", std::to_string(launch.ranks), "--rate",
+               launch.slow_link,    "--"};
+  else if (launch.ranks > 1)
+    command = {"mpirun", "-n", std::to_string(launch.ranks), "--bind-to", "none"};
+  command.push_back(program_.string());
+  command.insert(command.end(), words.begin(), words.end());
+  return run_process(command, log_);
+}
+
+void MachineRuns::must_succeed(const Launch& launch, const std::vector<std::string>& words) const {
+  if (const int code = start(launch, words); code != 0)
+    run_error("'trainer {}' on {} ranks ended with exit code {}:\n{}", words.front(), launch.ranks, code,
+              end_of(log_));
+}
+
+bool MachineRuns::possible(const Launch& launch, std::string& why) const {
+  if (!launch.slow_link.empty() && slow_link_.empty()) {
+    why = "tools/slow_link.sh is neither in this folder nor beside the program";
+    return false;
+  }
+  const int code = start(launch, {"version"});
+  if (code == 0) return true;
+  why = code == kNotPossible ? end_of(log_) : fmt::format("exit code {}: {}", code, end_of(log_));
+  while (!why.empty() && why.back() == '\n') why.pop_back();
+  return false;
+}
+
+Platform MachineRuns::profile(const Launch& launch, const std::vector<int>& micro_batches, int steps) {
+  const fs::path file = work_ / "platform.json";
+  std::vector<std::string> words = {"profile", "--out", file.string(), "--steps", std::to_string(steps)};
+  for (const int b : micro_batches) {
+    Json json = parse_json_file(config_.string());
+    json["training"]["micro_batch_size"] = b;
+    json["training"]["global_batch_size"] = b;
+    words.push_back((work_ / fmt::format("micro_batch_{}.json", b)).string());
+    write_file_atomically(words.back(), json.dump());
+  }
+  must_succeed(launch, words);
+  return read_platform(file.string());
+}
+
+double MachineRuns::measure(const Launch& launch, const std::vector<std::string>& settings, int steps,
+                            int warm_up) {
+  const fs::path directory = work_ / "run";
+  fs::remove_all(directory);
+  std::vector<std::string> words = {"train", config_.string(),
+                                    "--set", "run.directory=" + directory.string(),
+                                    "--set", fmt::format("training.steps={}", steps)};
+  for (const std::string& setting : settings) {
+    words.emplace_back("--set");
+    words.push_back(setting);
+  }
+  must_succeed(launch, words);
+  return median_step_seconds(RunFiles(directory).metrics, warm_up);
+}
+
+double MachineRuns::predict(const Launch& launch, const std::vector<std::string>& settings,
+                            const Platform& platform) const {
+  Config config = read_config(config_.string(), settings);
+  if (config.device.threads == 0) config.device.threads = 1;  // sizes the workspace alone
+  const ModelConfig shape = make_model_config(config);
+  resolve_parallel(config, shape, launch.ranks);
+  const Model model(shape, config.data.sequence_length);
+  const auto kernels = make_host_kernels(static_cast<int>(config.device.threads));
+  return predict_step(make_problem(config, model, *kernels, {}), platform).step.step_seconds;
+}
+
+double median_step_seconds(const fs::path& metrics, int warm_up) {
+  std::ifstream file(metrics);
+  std::vector<double> seconds;
+  int step = 0;
+  for (std::string line; std::getline(file, line);)
+    if (!line.empty() && step++ >= warm_up)
+      seconds.push_back(json_number(parse_json(line, metrics.string()), "step_seconds", metrics.string()));
+  if (seconds.empty()) run_error("{}: no step after the first {}", metrics.string(), warm_up);
+  return median(seconds);
+}
+
+}  // namespace trainer

@@ -1,0 +1,186 @@
+// Step times of real runs on this machine beside those that the simulator predicts from a profile of it.
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "app/machine_runs.h"
+#include "app/study.h"
+#include "base/error.h"
+#include "base/statistics.h"
+
+namespace trainer {
+namespace {
+
+constexpr int kSteps = 10, kWarmUp = 3;  // of a run
+constexpr int kProfiledSteps = 3;
+constexpr double kLeastDifference = 0.05;  // of pairs whose order counts
+constexpr const char* kSlowLink = "400mbit";
+constexpr const char* kRounds = "TRAINER_STUDY_ROUNDS";
+
+constexpr const char* kConfig = R"({
+  "model": {"architecture": "llama", "num_layers": 8, "hidden_size": 384, "ffn_hidden_size": 1024,
+            "num_attention_heads": 6, "vocabulary_size": 4096, "max_position_embeddings": 128},
+  "data": {"data_path": "synthetic", "sequence_length": 128},
+  "training": {"steps": 1, "micro_batch_size": 1, "global_batch_size": 8, "seed": 3},
+  "precision": {"compute": "fp32"},
+  "optimizer": {"lr": 1e-3, "lr_decay_style": "constant"},
+  "checkpoint": {"save_at_end": false},
+  "run": {"directory": "run", "tensorboard": false, "progress": "line"}
+}
+)";
+
+struct MachinePlan {
+  const char* name;
+  std::vector<std::string> settings;
+};
+
+struct Setting {
+  const char* name;
+  Launch launch;
+  std::vector<int> micro_batches;
+  std::vector<MachinePlan> plans;
+};
+
+std::vector<Setting> settings() {
+  const auto micro_batch = [](int b) { return fmt::format("training.micro_batch_size={}", b); };
+  const std::string two_stages = "parallel.pipeline_parallel_size=2",
+                    recompute = "schedule.activation=checkpoint",
+                    all_stages = "schedule.last_stage_keeps=false", no_passes = "schedule.passes=[]",
+                    in_line = "schedule.passes=[\"layer_state_pipeline\",\"update_prefetch\"]",
+                    sharded = "parallel.zero_stage=1", uneven = "parallel.stage_layers=[6,2]";
+  return {
+      {"One rank, all cores",
+       {.ranks = 1, .slow_link = {}},
+       {1, 2, 4},
+       {{"b = 1", {micro_batch(1)}},
+        {"b = 4", {micro_batch(4)}},
+        {"b = 4, no passes", {micro_batch(4), no_passes}},
+        {"b = 2, checkpoint", {micro_batch(2), recompute, all_stages}}}},
+      {"Two ranks, shared memory",
+       {.ranks = 2, .slow_link = {}},
+       {1, 2, 4},
+       {{"P = 2, b = 1, M = 8", {two_stages, micro_batch(1)}},
+        {"P = 2, b = 2, M = 4", {two_stages, micro_batch(2)}},
+        {"P = 2, b = 4, M = 2", {two_stages, micro_batch(4)}},
+        {"P = 2, b = 2, layers 6 + 2", {two_stages, micro_batch(2), uneven}},
+        {"P = 2, b = 2, no passes", {two_stages, micro_batch(2), no_passes}},
+        {"P = 2, b = 1, checkpoint, recovery in gaps", {two_stages, micro_batch(1), recompute}},
+        {"P = 2, b = 1, checkpoint, recovery in line", {two_stages, micro_batch(1), recompute, in_line}},
+        {"P = 2, b = 2, checkpoint on both stages", {two_stages, micro_batch(2), recompute, all_stages}},
+        {"D = 2, b = 1, M = 4", {micro_batch(1)}},
+        {"D = 2, b = 4, M = 1", {micro_batch(4)}},
+        {"D = 2, b = 2, no passes", {micro_batch(2), no_passes}},
+        {"D = 2, b = 2, ZeRO 1", {micro_batch(2), sharded}}}},
+      {"Two ranks, slow link",
+       {.ranks = 2, .slow_link = kSlowLink},
+       {1, 2},
+       {{"P = 2, b = 1, M = 8", {two_stages, micro_batch(1)}},
+        {"P = 2, b = 2, M = 4", {two_stages, micro_batch(2)}},
+        {"D = 2, b = 2, M = 2", {micro_batch(2)}},
+        {"D = 2, b = 2, no passes", {micro_batch(2), no_passes}}}},
+  };
+}
+
+int rounds() {
+  const char* text = std::getenv(kRounds);
+  if (!text) return 3;
+  const int count = std::atoi(text);
+  if (count < 1) input_error("{}: expected a whole number from 1 on, found '{}'", kRounds, text);
+  return count;
+}
+
+// A folder that is gone afterwards.
+class WorkFolder {
+ public:
+  WorkFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "trainer_study.XXXXXX").string();
+    if (!mkdtemp(name.data())) run_error("cannot make a folder like {}", name);
+    path_ = name;
+  }
+  ~WorkFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  WorkFolder(const WorkFolder&) = delete;
+  WorkFolder& operator=(const WorkFolder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+StudyRow summary(const char* name, double value, const char* unit) {
+  return {.table = "Agreement",
+          .row = name,
+          .published = std::monostate{},
+          .ours = value,
+          .measure = StudyError::kDifference,
+          .unit = unit,
+          .note = {}};
+}
+
+}  // namespace
+
+Study this_machine_study() {
+  const WorkFolder work;
+  MachineRuns runs(work.path(), kConfig);
+  const int count = rounds();
+  Study study;
+  study.title = "This machine: predicted and measured steps";
+  study.assumptions.push_back(fmt::format(
+      "'Published' is the measured step: the median of the steps after the first {} of each run, then over "
+      "{} "
+      "rounds. 'Ours' is the prediction, from a profile taken in the same round before the runs, then the "
+      "median over the rounds.",
+      kWarmUp, count));
+  std::vector<Setting> possible;
+  for (Setting& setting : settings()) {
+    std::string why;
+    if (runs.possible(setting.launch, why))
+      possible.push_back(std::move(setting));
+    else
+      study.assumptions.push_back(fmt::format("Skipped: {}: {}.", setting.name, why));
+  }
+  std::vector<std::vector<std::vector<double>>> measured(possible.size()), predicted(possible.size());
+  std::vector<std::string> sources(possible.size());
+  for (int round = 0; round < count; ++round)
+    for (size_t s = 0; s < possible.size(); ++s) {
+      const Setting& setting = possible[s];
+      measured[s].resize(setting.plans.size());
+      predicted[s].resize(setting.plans.size());
+      const Platform platform = runs.profile(setting.launch, setting.micro_batches, kProfiledSteps);
+      sources[s] = platform.source;
+      for (size_t i = 0; i < setting.plans.size(); ++i) {
+        const auto& plan = setting.plans[i];
+        predicted[s][i].push_back(runs.predict(setting.launch, plan.settings, platform));
+        measured[s][i].push_back(runs.measure(setting.launch, plan.settings, kSteps, kWarmUp));
+        fmt::print(stderr, "round {}: {}, {}: measured {:.4f} s, predicted {:.4f} s\n", round + 1,
+                   setting.name, plan.name, measured[s][i].back(), predicted[s][i].back());
+      }
+    }
+  std::vector<double> all_measured, all_predicted;
+  for (size_t s = 0; s < possible.size(); ++s) {
+    study.assumptions.push_back(fmt::format("{}: {}.", possible[s].name, sources[s]));
+    for (size_t i = 0; i < possible[s].plans.size(); ++i) {
+      all_measured.push_back(median(measured[s][i]));
+      all_predicted.push_back(median(predicted[s][i]));
+      study.rows.push_back({.table = possible[s].name,
+                            .row = possible[s].plans[i].name,
+                            .published = all_measured.back(),
+                            .ours = all_predicted.back(),
+                            .measure = StudyError::kRelative,
+                            .unit = "s",
+                            .note = {}});
+    }
+  }
+  const Agreement a = agreement_of(all_predicted, all_measured, kLeastDifference);
+  study.rows.push_back(summary("mean error", 100 * a.mean_error, "%"));
+  study.rows.push_back(summary("worst error", 100 * a.worst_error, "%"));
+  study.rows.push_back(summary("Kendall's tau over pairs at least 5 % apart", a.kendall_tau, ""));
+  study.rows.push_back(summary("such pairs", a.pairs, ""));
+  return study;
+}
+
+}  // namespace trainer
