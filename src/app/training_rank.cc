@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 
+#include "app/agreement.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/units.h"
@@ -15,7 +16,8 @@
 namespace trainer {
 namespace {
 
-// Beyond this many ranks the whole graph is not built on one rank; digests are compared all the same.
+// Beyond this many ranks the whole graph is not built on one rank, and each checks its own; digests are
+// compared all the same.
 constexpr int kRanksCheckedWhole = 64;
 
 void throw_diagnostics(const std::vector<Diagnostic>& problems) {
@@ -84,13 +86,14 @@ TrainingRank::TrainingRank(const Config& config, const ModelConfig& model, std::
       problem_(make_problem(config, model_, *kernels_, {world.rank()})),
       evaluation_problem_(problem_),
       graph_(build_step_graph(problem_)) {
-  if (world.rank() == 0 && problem_.world_size() <= kRanksCheckedWhole) {
+  together(world, [&] {
+    if (problem_.world_size() > kRanksCheckedWhole)
+      return throw_diagnostics(check(graph_, config.device.memory_budget.bytes));
+    if (world.rank() != 0) return;
     Problem whole = problem_;
     whole.ranks.clear();
     throw_diagnostics(check(build_step_graph(whole), config.device.memory_budget.bytes));
-  } else {
-    throw_diagnostics(check(graph_, config.device.memory_budget.bytes));
-  }
+  });
   compare_digests();
   communicators_ = RankCommunicators::make(world, problem_);
   clock_.synchronise(world_);
