@@ -6,6 +6,7 @@
 
 #include "app/config_check.h"
 #include "base/error.h"
+#include "base/statistics.h"
 
 namespace trainer {
 namespace {
@@ -59,15 +60,6 @@ constexpr Recipe kRecipes[] = {
     {"zero3_heavy", "zero_stage 3", [](Config& c) { c.parallel.zero_stage = 3; }},
 };
 
-double median(std::vector<double> values) {
-  require(!values.empty(), "a median of nothing");
-  if (std::any_of(values.begin(), values.end(), [](double v) { return std::isnan(v); })) return std::nan("");
-  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  if (values.size() % 2 == 1) return *middle;
-  return (*middle + *std::max_element(values.begin(), middle)) / 2;
-}
-
 constexpr double ExposedTime::*kCauses[] = {&ExposedTime::bubble,    &ExposedTime::boundary,
                                             &ExposedTime::grad_sync, &ExposedTime::update,
                                             &ExposedTime::prefetch,  &ExposedTime::recovery};
@@ -77,7 +69,8 @@ RoundFigures medians(const std::vector<RoundFigures>& all) {
   const auto of = [&](auto&& figure) {
     std::vector<double> values;
     for (const RoundFigures& one : all) values.push_back(figure(one));
-    return median(std::move(values));
+    const bool known = std::none_of(values.begin(), values.end(), [](double v) { return std::isnan(v); });
+    return known ? median(std::move(values)) : std::nan("");
   };
   RoundFigures m;
   m.step_seconds = of([](const RoundFigures& f) { return f.step_seconds; });
