@@ -80,10 +80,23 @@ LayerProfile summarise_layers(const std::vector<LayerCatalogue>& layers, int64_t
   return profile;
 }
 
-LayerProfile measure_layers(const Config& config, const ModelConfig& model, Communicator& world, int steps) {
+int64_t profiled_blocks(const Config& config, const ModelConfig& model, int64_t memory_bytes) {
+  const Model whole(model, config.data.sequence_length);
+  // Masters, moments, gradients and working weights; what forward saves for the first backward.
+  const auto bytes = [&](int layer) {
+    const LayerCatalogue c = whole.layer(layer).catalogue(
+        config.training.micro_batch_size, config.data.sequence_length, config.precision.compute);
+    return 20 * c.parameters + c.saved_bytes() + c.output_bytes;
+  };
+  const int64_t left = memory_bytes - bytes(0) - bytes(whole.layer_count() - 1);
+  return std::min(model.num_layers, std::clamp<int64_t>(left / bytes(1), 1, kProfiledBlocks));
+}
+
+LayerProfile measure_layers(const Config& config, const ModelConfig& model, Communicator& world, int steps,
+                            int64_t memory_bytes) {
   Config one = config;
   ModelConfig few = model;
-  few.num_layers = std::min<int64_t>(model.num_layers, kProfiledBlocks);
+  few.num_layers = profiled_blocks(config, model, memory_bytes / 2);
   one.parallel = {};
   one.training.global_batch_size = kMicroBatches * one.training.micro_batch_size;
   one.training.steps = steps + 1;

@@ -15,13 +15,16 @@ struct LayerProfile {
   double task_overhead_seconds = 0;  // between the end of a task and the begin of the next on its lane
 };
 
-// The layers of a config's model for its micro-batches, precision and threads. `config` is resolved for one
-// rank with the whole model. Each rank of `world` runs training steps of a program of one stage by itself, at
-// the same time as the others, with at most `kProfiledBlocks` blocks: the kernels, the memory and the
-// dispatcher of a training run. Medians over `steps` steps after the first, then means over the ranks.
-// Collective.
-inline constexpr int kProfiledBlocks = 4;
-LayerProfile measure_layers(const Config& config, const ModelConfig& model, Communicator& world, int steps);
+// Blocks of the model in a recorded program: at most kProfiledBlocks, and no more than fit `memory_bytes`.
+inline constexpr int kProfiledBlocks = 8;
+int64_t profiled_blocks(const Config& config, const ModelConfig& model, int64_t memory_bytes);
+
+// The layers of a config's model for its micro-batches, precision and threads. Each rank of `world` runs
+// training steps of a program of one stage by itself, at the same time as the others: the kernels, the memory
+// and the dispatcher of a training run. `memory_bytes`: a rank's. Medians over `steps` steps after the first,
+// then means over the ranks. Collective.
+LayerProfile measure_layers(const Config& config, const ModelConfig& model, Communicator& world, int steps,
+                            int64_t memory_bytes);
 
 // Medians of recorded tasks. `layers` are those of the recorded program; `events` of one rank, of steps whose
 // first micro-batch is 0.

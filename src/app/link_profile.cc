@@ -18,12 +18,12 @@
 namespace trainer {
 namespace {
 
-constexpr int kMessageTag = 1, kSumTag = 8;
-constexpr int kRepeats = 9;
-constexpr double kWorkSeconds = 0.25;           // of measuring work, alone and beside transfers
-constexpr std::chrono::milliseconds kQuiet{5};  // between messages, in which the receiver comes to rest
-constexpr size_t kChunk = size_t{256} << 10;    // elements, as training uses
-constexpr int64_t kRows = 256, kWidth = 512;    // of the work's matrix product
+constexpr int kMessageTag = 1, kLastTag = 2, kSumTag = 8;
+constexpr int kRepeats = 9, kMessages = 25;
+constexpr double kWorkSeconds = 0.25;         // of measuring work, alone and beside transfers
+constexpr double kQuiet = 5e-3;               // seconds between messages, in which the receiver comes to rest
+constexpr size_t kChunk = size_t{256} << 10;  // elements, as training uses
+constexpr int64_t kRows = 256, kWidth = 512;  // of the work's matrix product
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -154,27 +154,37 @@ class Prober {
     return median(seconds);
   }
 
-  // Seconds from rank 0, where work goes on, to rank 1. The time of departure travels with the message.
+  // Seconds from rank 0, where work goes on, to rank 1. As in training, the sender's thread polls for another
+  // message meanwhile and must get a core before it finds that there is something to send; that counts. The
+  // time of departure travels with the message.
   double one_way(size_t bytes) {
     std::byte* const memory = memory_.bytes().data();
     std::vector<double> seconds;
     group_.barrier();
     if (group_.rank() == 0) {
       beside([&] {
-        for (int i = 0; i < kRepeats; ++i) {
-          std::this_thread::sleep_for(kQuiet);
-          const double departure = clock_.now();
+        double last = 0;
+        const RequestPtr other = group_.receive(&last, sizeof last, 1, kLastTag);
+        for (int i = 0; i < kMessages; ++i) {
+          const double departure = clock_.now() + kQuiet;
+          BackOff back_off;
+          while (clock_.now() < departure) {
+            other->test();
+            back_off.pause();
+          }
           std::memcpy(memory, &departure, sizeof departure);
           wait(*group_.send(memory, bytes, 1, kMessageTag));
         }
+        wait(*other);
       });
     } else if (group_.rank() == 1) {
-      for (int i = 0; i < kRepeats; ++i) {
+      double departure = 0;
+      for (int i = 0; i < kMessages; ++i) {
         wait(*group_.receive(memory, bytes, 0, kMessageTag));
-        double departure;
         std::memcpy(&departure, memory, sizeof departure);
         seconds.push_back(clock_.now() - departure);
       }
+      wait(*group_.send(&departure, sizeof departure, 0, kLastTag));
     }
     return slowest(group_, seconds.empty() ? 0 : std::max(0.0, median(seconds)));
   }

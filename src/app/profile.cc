@@ -155,7 +155,7 @@ MachineProfile measure(const std::vector<Subject>& subjects, const MpiEnvironmen
       world.barrier();
       profile.memory_bytes_per_second = mean_over_ranks(world, memory_rate(*kernels));
     }
-    add_layers(profile, measure_layers(s.config, s.model, world, steps));
+    add_layers(profile, measure_layers(s.config, s.model, world, steps, profile.memory_bytes));
   }
   add_links(profile, world, subjects);
   profile.source = fmt::format(

@@ -1,0 +1,142 @@
+#include "app/profile.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "app/machine_runs.h"
+#include "base/error.h"
+#include "checkpoint/test_folder.h"
+
+namespace trainer {
+namespace {
+
+LayerCatalogue layer(int64_t parameters, int64_t output, int64_t gradient) {
+  LayerCatalogue l;
+  l.parameters = parameters;
+  l.output_bytes = output;
+  l.gradient_bytes = gradient;
+  l.forward_flops = 10.0 * static_cast<double>(parameters);
+  return l;
+}
+
+TimelineEvent event(const char* kind, int layer, int micro_batch, double begin, double seconds,
+                    int step = 2) {
+  TimelineEvent e;
+  e.kind = kind;
+  e.lane = "compute";
+  e.step = step;
+  e.layer = layer;
+  e.micro_batch = micro_batch;
+  e.begin = begin;
+  e.end = begin + seconds;
+  return e;
+}
+
+TEST(LayerProfile, MediansByShapeAndPlaceInTheStep) {
+  const std::vector<LayerCatalogue> layers{layer(100, 8, 0), layer(200, 8, 8), layer(200, 8, 8),
+                                           layer(50, 0, 8)};
+  TimelineEvent sync = event("NormSync", -1, -1, 0, 9);
+  sync.lane = "collective";
+  const LayerProfile p = summarise_layers(
+      layers, 4,
+      {event("Forward", 1, 0, 0, 1), event("Forward", 2, 0, 1.5, 3), event("Forward", 1, 1, 5, 4),
+       event("Forward", 2, 1, 9.5, 8), event("Backward", 2, 0, 18, 5), event("Recover", 1, 1, 23.5, 2),
+       event("UpdateShard", 0, -1, 26, 7), event("GradNorm", 3, -1, 33.5, 6), sync,
+       event("Forward", 3, 1, 100, 2, 3)});
+  // A step's first task comes after no gap that counts.
+  EXPECT_DOUBLE_EQ(p.task_overhead_seconds, 0.5);
+  const auto find = [&](const std::string& name) {
+    for (const MeasuredLayer& m : p.layers)
+      if (m.shape.layer == name) return m;
+    return MeasuredLayer{};
+  };
+  const MeasuredLayer block = find("block");
+  EXPECT_EQ(block.shape, shape_of(layers[1], 4));
+  EXPECT_DOUBLE_EQ(block.first_forward_seconds, 2);  // of 1 and 3
+  EXPECT_DOUBLE_EQ(block.forward_seconds, 6);        // of 4 and 8
+  EXPECT_DOUBLE_EQ(block.first_backward_seconds, 5);
+  EXPECT_LT(block.backward_seconds, 0);  // not measured
+  EXPECT_DOUBLE_EQ(block.recover_seconds, 2);
+  EXPECT_DOUBLE_EQ(find("embedding").update_seconds, 7);
+  EXPECT_DOUBLE_EQ(find("head").norm_seconds, 6);
+  EXPECT_DOUBLE_EQ(find("head").forward_seconds, 2);
+}
+
+TEST(LayerProfile, AsManyBlocksAsFitAreRun) {
+  Config config;
+  config.data.sequence_length = 8;
+  config.training.micro_batch_size = 1;
+  config.precision.compute = DType::kF32;
+  ModelConfig model;
+  model.num_layers = 30;
+  model.vocabulary_size = 16;
+  model.hidden_size = 64;
+  model.ffn_hidden_size = 128;
+  model.num_attention_heads = model.num_query_groups = 4;
+  model.head_dim = 16;
+  model.max_position_embeddings = 8;
+  EXPECT_EQ(profiled_blocks(config, model, int64_t{1} << 40), kProfiledBlocks);
+  EXPECT_EQ(profiled_blocks(config, model, 0), 1);
+  // A block's state is 20 bytes for each of 4 x 64 x 64 + 3 x 64 x 128 weights and more.
+  EXPECT_EQ(profiled_blocks(config, model, 4 * 1000 * 1000), 4);
+  model.num_layers = 3;
+  EXPECT_EQ(profiled_blocks(config, model, int64_t{1} << 40), 3);
+}
+
+TEST(LinkProfile, TheShareOfACoreIsWhatTransfersTakeAtFullSpeed) {
+  // Two that share a core evenly: each takes twice as long beside the other.
+  EXPECT_DOUBLE_EQ(core_share_of(1, 2, 1, 2), 1);
+  // A transfer that keeps its speed and takes a fifth of the core.
+  EXPECT_NEAR(core_share_of(1, 1, 0.8, 1), 0.2, 1e-12);
+  EXPECT_EQ(core_share_of(1, 1.5, 1, 0.9), 0);  // noise
+}
+
+TEST(MachineProfile, BecomesAPlatformThatReadsBack) {
+  MachineProfile m;
+  m.ranks_per_node = 2;
+  m.memory_bytes = 100;
+  m.node_memory_bytes = 200;
+  m.matmul_flops_per_second["fp32"] = 1e9;
+  m.memory_bytes_per_second = 1e10;
+  MeasuredLayer block;
+  block.shape = {"block", "fp32", 10, 20, 1e9};
+  block.forward_seconds = 2;
+  block.backward_seconds = 5;
+  block.first_backward_seconds = 6;
+  block.refresh_seconds = 0.25;
+  block.norm_seconds = 0.125;
+  m.layers.layers = {block};
+  m.layers.task_overhead_seconds = 1e-5;
+  m.within_node = LinkProfile{.latency_seconds = 1e-4,
+                              .bytes_per_second = 1e9,
+                              .alone_bytes_per_second = 2e9,
+                              .together_bytes_per_second = 1e9,
+                              .sum_latency_seconds = 1e-5,
+                              .sum_bytes_per_second = 5e8,
+                              .sum_core_share = 0.75};
+  const Platform p = to_platform(m);
+  EXPECT_EQ(parse_platform(platform_to_json(p).dump(), "again"), p);
+  EXPECT_EQ(p.devices_per_node, 2);
+  EXPECT_DOUBLE_EQ(p.forward_efficiency, 0.5);
+  EXPECT_DOUBLE_EQ(p.backward_efficiency, 0.4);
+  EXPECT_EQ(*p.measurement(block.shape), block);
+  EXPECT_DOUBLE_EQ(p.link(LinkUse::kBoundary).within_node.bytes_per_second, 1e9);
+  EXPECT_DOUBLE_EQ(p.link(LinkUse::kCollective).within_node.core_share, 0.75);
+  EXPECT_EQ(p.link(LinkUse::kCollective).across_nodes.bytes_per_second, 0);
+}
+
+TEST(MachineRuns, TheStepTimeIsTheMedianAfterWarmUp) {
+  const TestFolder folder;
+  const auto file = folder.path() / "metrics.jsonl";
+  std::ofstream(file) << R"({"step": 1, "step_seconds": 9}
+{"step": 2, "step_seconds": 1}
+{"step": 3, "step_seconds": 3}
+{"step": 4, "step_seconds": 2}
+)";
+  EXPECT_EQ(median_step_seconds(file, 1), 2);
+  EXPECT_THROW(median_step_seconds(file, 4), RunError);
+}
+
+}  // namespace
+}  // namespace trainer
