@@ -14,6 +14,7 @@ namespace {
 
 constexpr StudyEntry kStudies[] = {
     {"lazytrain", "LazyTrain's capacities, published schedule and throughput", lazytrain_study},
+    {"ratrain", "RATrain's memory, step times, ablation and scaling", ratrain_study},
     {"roundpipe", "bubbles, makespans and partitions of RoundPipe's schedules", roundpipe_study},
     {"sppo", "SPPO's boundary sets, limits and examples", sppo_study},
     {"this-machine", "measured steps of runs on this machine and their predictions", this_machine_study},

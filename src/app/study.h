@@ -43,6 +43,7 @@ struct StudyEntry {
 
 // Each has a line in the list of study.cc.
 Study lazytrain_study();
+Study ratrain_study();
 Study roundpipe_study();
 Study sppo_study();
 Study this_machine_study();

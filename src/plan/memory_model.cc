@@ -47,10 +47,6 @@ std::vector<MemoryClass> classify(const StepGraph& graph) {
   return classes;
 }
 
-struct Life {
-  size_t begin = SIZE_MAX, end = 0;
-};
-
 // How many micro-batches a stage holds together with all its gradients: those of the weights are first
 // written when the first micro-batch is given up.
 int in_flight(const Problem& problem, int stage) {
@@ -70,31 +66,12 @@ StageMemory memory_of(const StepGraph& graph, int rank, int stage) {
   memory.stage = stage;
   memory.tiers = arena_bytes(graph, rank);
   const auto classes = classify(graph);
-  // The moment at which each tier is fullest.
-  std::array<size_t, kTierCount> fullest{};
-  TierBytes most{};
-  const auto steps = memory_over_program(graph, rank);
-  for (size_t i = 0; i < steps.size(); ++i)
-    for (size_t tier = 0; tier < kTierCount; ++tier)
-      if (steps[i].in_use[tier] > most[tier]) {
-        most[tier] = steps[i].in_use[tier];
-        fullest[tier] = i;
-      }
-  std::vector<Life> lives(graph.buffers.size());
-  for (size_t i = 0; i < steps.size(); ++i)
-    for (const Use& use : graph.tasks[static_cast<size_t>(steps[i].task)].uses) {
-      Life& life = lives[static_cast<size_t>(use.buffer)];
-      life.begin = std::min(life.begin, i);
-      life.end = i;
+  for (const auto& buffers : in_use_when_fullest(graph, rank))
+    for (const BufferId b : buffers) {
+      const Buffer& buffer = graph.buffers[static_cast<size_t>(b)];
+      memory.classes[static_cast<size_t>(classes[static_cast<size_t>(b)])] +=
+          graph.slot_bytes(buffer) * buffer.versions;
     }
-  for (size_t b = 0; b < graph.buffers.size(); ++b) {
-    const Buffer& buffer = graph.buffers[b];
-    if (buffer.rank != rank || buffer.space != Space::kDevice) continue;
-    const size_t moment = fullest[static_cast<size_t>(buffer.tier)];
-    const bool always = buffer.persistent || buffer.versions > 1 || lives[b].begin == SIZE_MAX;
-    if (always || (lives[b].begin <= moment && moment <= lives[b].end))
-      memory.classes[static_cast<size_t>(classes[b])] += graph.slot_bytes(buffer) * buffer.versions;
-  }
   return memory;
 }
 
@@ -126,7 +103,7 @@ int64_t least_stage_memory(const Problem& problem, int stage) {
     const int64_t own =
         sharding > 0 ? std::max<int64_t>(parameters / problem.replicas - kNormBlock, 0) : parameters;
     state += (sharding == 3 ? own : parameters) * element;
-    state += (shards ? own : parameters) * 4;
+    state += (shards ? own : parameters) * problem.gradient_bytes;
     state += own * (separate ? 12 : 8);
   };
   for (int l = first; l < end; ++l) {
@@ -139,7 +116,7 @@ int64_t least_stage_memory(const Problem& problem, int stage) {
     // Together in a backward: what was recovered, the gradients of both sides, those of the weights where
     // each micro-batch has its own, and a gathered copy of the weights.
     moving = std::max(moving, missing + layer.gradient_bytes + (l < head ? layer.output_bytes : 0) +
-                                  (shards ? layer.parameters * 4 : 0) +
+                                  (shards ? layer.parameters * problem.gradient_bytes : 0) +
                                   (sharding == 3 ? layer.parameters * element : 0));
     temporary = std::max(temporary, layer.temporary_bytes);
   }
@@ -147,7 +124,7 @@ int64_t least_stage_memory(const Problem& problem, int stage) {
     if (stage > 0)
       count(problem.layers[0].parameters);
     else if (!shards)
-      state += problem.layers[0].parameters * 4;
+      state += problem.layers[0].parameters * problem.gradient_bytes;
   }
   return state + activations * in_flight(problem, stage) + moving + temporary + problem.workspace_bytes +
          problem.tensor_staging_bytes;

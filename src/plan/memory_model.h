@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <numeric>
 
 #include "schedule/memory.h"
 #include "schedule/problem.h"
@@ -29,6 +30,7 @@ struct StageMemory {
   std::array<int64_t, kMemoryClassCount> classes{};
 
   int64_t total() const { return tiers[0] + tiers[1] + tiers[2]; }
+  int64_t in_use() const { return std::accumulate(classes.begin(), classes.end(), int64_t{0}); }
 };
 
 // Of a placed graph that holds `rank`.

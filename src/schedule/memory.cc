@@ -275,4 +275,35 @@ std::vector<MemoryStep> memory_over_program(const StepGraph& graph, int rank) {
   return steps;
 }
 
+std::array<std::vector<BufferId>, kTierCount> in_use_when_fullest(const StepGraph& graph, int rank) {
+  const auto life = lifetimes(graph);
+  const auto on_device = [&](const Buffer& b) { return b.rank == rank && b.space == Space::kDevice; };
+  std::vector<TierBytes> change(graph.sequence.size() + 1);
+  for (size_t b = 0; b < graph.buffers.size(); ++b) {
+    const Buffer& buffer = graph.buffers[b];
+    if (!on_device(buffer) || keeps_its_place(buffer, life[b])) continue;
+    const auto tier = static_cast<size_t>(buffer.tier);
+    change[life[b].begin][tier] += graph.slot_bytes(buffer);
+    change[life[b].end + 1][tier] -= graph.slot_bytes(buffer);
+  }
+  TierBytes now{}, most{};
+  std::array<size_t, kTierCount> fullest{};
+  for (size_t position = 0; position < graph.sequence.size(); ++position)
+    for (size_t tier = 0; tier < kTierCount; ++tier) {
+      now[tier] += change[position][tier];
+      if (now[tier] <= most[tier]) continue;
+      most[tier] = now[tier];
+      fullest[tier] = position;
+    }
+  std::array<std::vector<BufferId>, kTierCount> in_use;
+  for (size_t b = 0; b < graph.buffers.size(); ++b) {
+    const Buffer& buffer = graph.buffers[b];
+    if (!on_device(buffer)) continue;
+    const auto tier = static_cast<size_t>(buffer.tier);
+    const bool there = life[b].begin <= fullest[tier] && fullest[tier] <= life[b].end;
+    if (there || keeps_its_place(buffer, life[b])) in_use[tier].push_back(static_cast<BufferId>(b));
+  }
+  return in_use;
+}
+
 }  // namespace trainer

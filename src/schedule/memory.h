@@ -39,4 +39,7 @@ struct MemoryStep {
 };
 std::vector<MemoryStep> memory_over_program(const StepGraph& graph, int rank);
 
+// By tier: the buffers of one rank on its devices that are in use when the tier is fullest.
+std::array<std::vector<BufferId>, kTierCount> in_use_when_fullest(const StepGraph& graph, int rank);
+
 }  // namespace trainer

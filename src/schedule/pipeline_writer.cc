@@ -166,7 +166,7 @@ class PipelineRankWriter : RankWriter {
                                              owner.parameters * problem_.element_bytes, weights_tier, true);
       for (int k = 0; k < gradient_buffers(); ++k)
         shared_gradients_.push_back(make(fmt::format("gradient {} from head level {}", owner.name, k),
-                                         owner.parameters * 4, Tier::kMedium));
+                                         owner.parameters * problem_.gradient_bytes, Tier::kMedium));
     }
     temporary_ = make("temporary", temporary, Tier::kShort, true);
     if (problem_.workspace_bytes > 0) make("workspace", problem_.workspace_bytes, Tier::kShort, true);
@@ -184,7 +184,7 @@ class PipelineRankWriter : RankWriter {
                          layer(l).parameters * problem_.element_bytes, weights_tier, true);
       for (int k = 0; k < gradient_buffers(); ++k)
         gradients_[l].push_back(make(fmt::format("gradient {} level {}", layer(l).name, k),
-                                     layer(l).parameters * 4, Tier::kMedium));
+                                     layer(l).parameters * problem_.gradient_bytes, Tier::kMedium));
       temporary = std::max(temporary, layer(l).temporary_bytes);
     }
     return temporary;

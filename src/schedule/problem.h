@@ -34,6 +34,7 @@ struct Problem {
   // Gradients are summed over the replicas after each micro-batch, and only shards accumulate (zero_stage 2,
   // 3).
   bool shard_gradients = false;
+  int64_t gradient_bytes = 4;  // of an element of gradients; programs that run have 4
   // Clipping, or skipping of steps that are not finite: no update before the norm of all gradients is known.
   bool updates_wait_for_norm = true;
   bool forward_only = false;    // evaluation: forwards that keep nothing

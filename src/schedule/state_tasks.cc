@@ -116,8 +116,8 @@ class StateWriter : RankWriter {
   void accumulate_shards() {
     std::map<GradientOf, BufferId> shards;
     for (const auto& [which, buffer] : state_.gradients)
-      shards[which] =
-          make(builder_.buffer(buffer).name + " shard", own(which.layer).count * 4, Tier::kMedium);
+      shards[which] = make(builder_.buffer(buffer).name + " shard",
+                           own(which.layer).count * problem_.gradient_bytes, Tier::kMedium);
     std::map<std::pair<GradientOf, int>, BufferId> parts;
     std::map<std::pair<GradientOf, int>, TaskId> last_user;
     const auto sequence = builder_.sequence();
@@ -188,8 +188,7 @@ class StateWriter : RankWriter {
     int64_t blocks = 0;
     for (const auto& [layer_index, weights] : state_.weights)
       blocks += norm_block_count(layer(layer_index), own(layer_index));
-    const BufferId norms =
-        make("squares of gradients", blocks * 8, Tier::kShort, false);
+    const BufferId norms = make("squares of gradients", blocks * 8, Tier::kShort, false);
     bool first = true;
     for (auto it = state_.weights.rbegin(); it != state_.weights.rend(); ++it) {
       Task t = held_task(TaskKind::kGradNorm, LaneKind::kCompute, it->first);

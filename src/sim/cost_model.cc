@@ -76,12 +76,26 @@ class CostModel {
 
   int node_of(int rank) const { return rank / platform_.devices_per_node; }
 
+  // How much of a buffer that all replicas have whole a state task touches: its replica's shard.
+  double share_of(const Task& task, const Use& use) const {
+    const bool squares = task.kind == TaskKind::kGradNorm,
+               updates = task.kind == TaskKind::kUpdateShard || task.kind == TaskKind::kPrefetchWeights;
+    if (task.communicator != kNone || !(squares || (updates && problem_.sharding() > 0))) return 1;
+    if (use.role != Role::kGradient && use.role != Role::kWeights) return 1;
+    const int64_t elements = layer_of(task).parameters;
+    const int64_t bytes = graph_.buffers[static_cast<size_t>(use.buffer)].bytes;
+    const int64_t whole =
+        use.role == Role::kGradient ? elements * problem_.gradient_bytes : elements * problem_.element_bytes;
+    return bytes == whole ? 1.0 / problem_.replicas : 1;
+  }
+
   // Bytes read and written on behalf of a task.
   double traffic(const Task& task) const {
     double bytes = 0;
     for (const Use& use : task.uses) {
       if (use.role == Role::kTemporary) continue;
-      const auto size = static_cast<double>(graph_.buffers[static_cast<size_t>(use.buffer)].bytes);
+      const double size =
+          static_cast<double>(graph_.buffers[static_cast<size_t>(use.buffer)].bytes) * share_of(task, use);
       bytes += use.access == Access::kAccumulate ? 2 * size : size;
     }
     return bytes;
