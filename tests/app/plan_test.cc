@@ -25,7 +25,7 @@ Config config_of(const std::string& model, int64_t sequence, int64_t batch) {
 
 double processor_seconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
-TEST(PlanCommand, A70BModelOn1024DevicesTakesSeconds) {
+TEST(PlanCommand, A70BModelOn1024DevicesTakesTwoSeconds) {
   const Config config = config_of("llama-2-70b", 4096, 1024);
   const Platform platform = read_platform("mt3000", source_file("configs/platforms"));
   [[maybe_unused]] const double begin = processor_seconds();
@@ -33,7 +33,7 @@ TEST(PlanCommand, A70BModelOn1024DevicesTakesSeconds) {
       make_plan_request(config, make_planned_model(config), 1024, platform.memory_bytes);
   const PlanSearch search = search_plans(request, platform);
 #if defined(NDEBUG) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  EXPECT_LE(processor_seconds() - begin, 5);  // 1 s on a machine of 2026; others may be slower
+  EXPECT_LE(processor_seconds() - begin, 2);
 #endif
   ASSERT_FALSE(search.plans.empty());
   const Json json = plan_json(search, request, platform);
