@@ -163,8 +163,8 @@ TEST(MainPath, StateTasksNeverRunWithinIt) {
 // two.
 TEST(Accounts, AddUpToTheStep) {
   GridPlan plan = small_plan();
-  plan.micro_batches = 8;
-  plan.steps = 4;
+  plan.micro_batches = 4;
+  plan.steps = 3;
   for (const auto& passes : {std::vector<std::string>{}, pass_names()}) {
     plan.passes = passes;
     SCOPED_TRACE(fmt::format("{}", fmt::join(passes, ",")));
@@ -173,37 +173,31 @@ TEST(Accounts, AddUpToTheStep) {
     run.after = [](const StepGraph&, const Task& task, Instance) {
       switch (task.kind) {
         case TaskKind::kForward:
-          return std::this_thread::sleep_for(3ms);
+          return std::this_thread::sleep_for(12ms);
         case TaskKind::kBackward:
-          return std::this_thread::sleep_for(6ms);
+          return std::this_thread::sleep_for(24ms);
         case TaskKind::kRecover:
         case TaskKind::kUpdateShard:
         case TaskKind::kGradSync:
         case TaskKind::kPrefetchWeights:
-          return std::this_thread::sleep_for(2ms);
+          return std::this_thread::sleep_for(8ms);
         default:
           return;
       }
     };
-    // Other work on the machine only takes time away from what is accounted for: the best of some runs
-    // counts.
-    double worst = 0;
-    for (int attempt = 0; attempt < 5 && std::abs(worst - 1) > 0.02; ++attempt) {
-      worst = 1;
-      const Outcome outcome = DrivenGrid(plan).run(run);
-      for (const auto& accounts : outcome.accounts) {
-        double steps = 0, accounted = 0;
-        for (size_t s = 1; s < accounts.size(); ++s) {
-          const ExposedTime& e = accounts[s].exposed;
-          steps += accounts[s].end - accounts[s - 1].end;
-          accounted += accounts[s].main_path + e.bubble + e.boundary + e.grad_sync + e.update + e.prefetch +
-                       e.recovery;
-          EXPECT_GT(e.recovery, 0.0);
-        }
-        if (std::abs(accounted / steps - 1) > std::abs(worst - 1)) worst = accounted / steps;
+    const Outcome outcome = DrivenGrid(plan).run(run);
+    for (size_t r = 0; r < outcome.accounts.size(); ++r) {
+      double steps = 0, accounted = 0;
+      for (size_t s = 1; s < outcome.accounts[r].size(); ++s) {
+        const auto& account = outcome.accounts[r][s];
+        const ExposedTime& e = account.exposed;
+        steps += account.end - outcome.accounts[r][s - 1].end;
+        accounted +=
+            account.main_path + e.bubble + e.boundary + e.grad_sync + e.update + e.prefetch + e.recovery;
+        EXPECT_GT(e.recovery, 0.0);
       }
+      EXPECT_NEAR(accounted / steps, 1.0, 0.02) << "rank " << r << ": " << accounted << " of " << steps;
     }
-    EXPECT_NEAR(worst, 1.0, 0.02);
   }
 }
 
