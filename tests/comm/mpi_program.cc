@@ -58,9 +58,11 @@ void check_sums(Communicator& world) {
   const OpenGate gate;
   for (const SumAlgorithm algorithm :
        {SumAlgorithm::kDirect, SumAlgorithm::kRing, SumAlgorithm::kTree, SumAlgorithm::kHierarchical})
-    for (const size_t count : {1ul, 37ul, 100003ul}) {
-      const auto want = reduced_in_process(world.nodes(), count, 3333, {.algorithm = algorithm});
-      for (const size_t chunk : {500ul, 5000ul, 1ul << 20})
+    for (const size_t count : {1ul, 37ul, 10007ul, 100003ul}) {
+      // Few elements in many small chunks, many in fewer.
+      const bool many = count > 100'000;
+      const auto want = reduced_in_process(world.nodes(), count, many ? 3333 : 333, {.algorithm = algorithm});
+      for (const size_t chunk : {many ? 500ul : 64ul, 5000ul, 1ul << 20})
         for (const ChunkGate* const each :
              {static_cast<const ChunkGate*>(nullptr), static_cast<const ChunkGate*>(&gate)}) {
           const auto got = reduced(world, count, chunk, {.algorithm = algorithm, .gate = each});

@@ -65,10 +65,30 @@ std::vector<std::vector<int>> node_tables(int size) {
   return tables;
 }
 
+// What the ranks end with; one thread drives all of them, and none may block.
+std::vector<std::vector<float>> all_reduced(SumAlgorithm algorithm, const std::vector<int>& nodes,
+                                            size_t count, size_t chunk, Delivery delivery) {
+  const auto size = static_cast<int>(nodes.size());
+  const auto segments = owned_segments(count, size);
+  Ranks ranks = make_in_process_group(size, {delivery, {}, nodes});
+  auto data = inputs_of(size, count);
+  std::vector<std::vector<float>> staging(data.size());
+  std::vector<RequestPtr> requests;
+  for (size_t r = 0; r < data.size(); ++r) {
+    staging[r].resize(staging_count(segments, chunk, algorithm, nodes));
+    requests.push_back(
+        all_reduce_sum(*ranks[r], data[r].data(), segments, chunk, staging[r], 10, {.algorithm = algorithm}));
+  }
+  for (size_t complete = 0; complete < requests.size();) {
+    complete = 0;
+    for (auto& request : requests) complete += request->test();
+  }
+  return data;
+}
+
 class SumAlgorithms : public testing::TestWithParam<SumAlgorithm> {};
 
 TEST_P(SumAlgorithms, EqualTheirSerialOrder) {
-  const CollectiveOptions options{.algorithm = GetParam()};
   for (int size = 1; size <= 9; ++size)
     for (const auto& nodes : node_tables(size)) {
       if (GetParam() != SumAlgorithm::kHierarchical && nodes != node_tables(size)[0]) continue;
@@ -76,25 +96,10 @@ TEST_P(SumAlgorithms, EqualTheirSerialOrder) {
         for (const size_t chunk : {size_t{3}, size_t{50}, size_t{4096}}) {
           if (chunk == 3 && count > 100) continue;
           const auto segments = owned_segments(count, size);
-          const auto inputs = inputs_of(size, count);
-          const auto want = serial_sums(GetParam(), nodes, segments, inputs);
-          Ranks ranks =
-              make_in_process_group(size, {count % 2 ? Delivery::kRendezvous : Delivery::kEager, {}, nodes});
-          auto data = inputs;
-          std::vector<std::vector<float>> staging(data.size());
-          std::vector<RequestPtr> requests;
-          for (size_t r = 0; r < data.size(); ++r) {
-            staging[r].resize(staging_count(segments, chunk, GetParam(), nodes));
-            requests.push_back(
-                all_reduce_sum(*ranks[r], data[r].data(), segments, chunk, staging[r], 10, options));
-          }
-          // One thread drives all ranks; none of them may block.
-          for (size_t complete = 0; complete < requests.size();) {
-            complete = 0;
-            for (auto& request : requests) complete += request->test();
-          }
-          for (const auto& result : data)
-            expect_same_bits(result, want, fmt::format("size {} count {} chunk {}", size, count, chunk));
+          const auto want = serial_sums(GetParam(), nodes, segments, inputs_of(size, count));
+          for (const Delivery delivery : {Delivery::kRendezvous, Delivery::kEager})
+            for (const auto& result : all_reduced(GetParam(), nodes, count, chunk, delivery))
+              expect_same_bits(result, want, fmt::format("size {} count {} chunk {}", size, count, chunk));
         }
     }
 }
@@ -154,20 +159,21 @@ TEST_P(SumAlgorithms, SendEachSegmentOncePerRank) {
 INSTANTIATE_TEST_SUITE_P(All, SumAlgorithms, testing::ValuesIn(kAlgorithms),
                          [](const auto& info) { return name_of(info.param); });
 
-std::vector<float> sums_of(SumAlgorithm algorithm, int size, size_t count, const std::vector<int>& nodes) {
-  return serial_sums(algorithm, nodes, owned_segments(count, size), inputs_of(size, count));
-}
-
 TEST(SumOrders, AreOneForTwoRanksAndDifferForMore) {
-  const auto direct = sums_of(SumAlgorithm::kDirect, 2, 500, {0, 1});
+  const auto sums_of = [](SumAlgorithm algorithm, const std::vector<int>& nodes) {
+    return all_reduced(algorithm, nodes, 500, 64, Delivery::kEager).front();
+  };
+  const std::vector<int> two{0, 1}, five{0, 0, 0, 1, 1};
+  const auto inputs = inputs_of(2, 500);
+  std::vector<float> plain = inputs[0];
+  for (size_t i = 0; i < plain.size(); ++i) plain[i] += inputs[1][i];
   for (const SumAlgorithm algorithm : kAlgorithms)
-    expect_same_bits(sums_of(algorithm, 2, 500, {0, 1}), direct, name_of(algorithm));
+    expect_same_bits(sums_of(algorithm, two), plain, name_of(algorithm));
 
-  const std::vector<int> nodes{0, 0, 0, 1, 1};
-  const auto five = sums_of(SumAlgorithm::kDirect, 5, 500, nodes);
-  EXPECT_NE(sums_of(SumAlgorithm::kRing, 5, 500, nodes), five);
-  EXPECT_NE(sums_of(SumAlgorithm::kHierarchical, 5, 500, nodes), five);
-  EXPECT_EQ(sums_of(SumAlgorithm::kTree, 5, 500, nodes), five);
+  const auto direct = sums_of(SumAlgorithm::kDirect, five);
+  EXPECT_NE(sums_of(SumAlgorithm::kRing, five), direct);
+  EXPECT_NE(sums_of(SumAlgorithm::kHierarchical, five), direct);
+  EXPECT_EQ(sums_of(SumAlgorithm::kTree, five), direct);
 }
 
 TEST(SumTrees, ABinaryOneHasALogarithmOfMessagesAtEachRankAndSpreadsThem) {

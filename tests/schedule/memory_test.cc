@@ -2,75 +2,14 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
-#include <random>
-
-#include "schedule/dispatcher.h"
 #include "schedule/problems.h"
+#include "schedule/tagged_arenas.h"
 
 namespace trainer {
 namespace {
 
+using testing::overwritten_lines;
 using testing::small_problem;
-
-// Runs the program in a random legal order over arenas in which every 64-byte line remembers which buffer, of
-// which step, was written there last. A read that finds another writer's line means that a reuse edge is
-// missing.
-class TaggedArenas {
- public:
-  TaggedArenas(const StepGraph& graph, uint64_t seed) : graph_(graph), random_(seed) {
-    for (const Buffer& b : graph.buffers)
-      arenas_[{b.rank, b.tier}].resize(
-          static_cast<size_t>(arena_bytes(graph, b.rank)[static_cast<size_t>(b.tier)] / 64),
-          std::pair{BufferId{kNone}, 0});
-  }
-
-  int run(int steps) {
-    Dispatcher dispatcher(graph_, steps);
-    std::vector<Instance> running;
-    while (!dispatcher.finished()) {
-      std::vector<LaneId> lanes(graph_.lanes.size());
-      for (size_t i = 0; i < lanes.size(); ++i) lanes[i] = static_cast<LaneId>(i);
-      std::shuffle(lanes.begin(), lanes.end(), random_);
-      for (LaneId lane : lanes)
-        if (random_() % 2)
-          if (const auto instance = dispatcher.next(lane)) {
-            touch(*instance, false);  // addresses are written from the moment the task starts
-            running.push_back(*instance);
-          }
-      std::shuffle(running.begin(), running.end(), random_);
-      while (!running.empty() && random_() % 3) {
-        touch(running.back(), true);
-        dispatcher.complete(running.back());
-        running.pop_back();
-      }
-    }
-    return violations_;
-  }
-
- private:
-  void touch(Instance instance, bool at_end) {
-    for (const Use& use : graph_.tasks[static_cast<size_t>(instance.task)].uses) {
-      const Buffer& b = graph_.buffers[static_cast<size_t>(use.buffer)];
-      auto& arena = arenas_[{b.rank, b.tier}];
-      const int version = (instance.step - use.distance + 100 * b.versions) % b.versions;
-      const auto begin = static_cast<size_t>((b.offset + version * graph_.slot_bytes(b)) / 64);
-      const auto end = begin + static_cast<size_t>(graph_.slot_bytes(b) / 64);
-      const std::pair<BufferId, int> tag{use.buffer, b.persistent ? 0 : instance.step};
-      for (size_t line = begin; line < end; ++line) {
-        if (use.access == Access::kWrite && !at_end)
-          arena[line] = tag;
-        else if (arena[line] != tag && !(b.persistent && arena[line].first == kNone))
-          ++violations_;
-      }
-    }
-  }
-
-  const StepGraph& graph_;
-  std::mt19937_64 random_;
-  std::map<std::pair<int, Tier>, std::vector<std::pair<BufferId, int>>> arenas_;
-  int violations_ = 0;
-};
 
 // The update of step t may still read its gradient while step t + 1 runs: nothing else may lie there.
 TEST(PlaceMemory, BuffersOfSeveralVersionsShareNoAddresses) {
@@ -108,7 +47,7 @@ TEST(PlaceMemory, AnyLegalOrderKeepsContentUntilItsLastReader) {
       Problem p = small_problem(4, stages, 2, 5, true, 2);
       p.kept = choose_kept(p, policy, false, 0);
       const StepGraph graph = build_step_graph(p);
-      for (uint64_t seed = 0; seed < 8; ++seed) EXPECT_EQ(TaggedArenas(graph, seed).run(4), 0);
+      for (uint64_t seed = 0; seed < 20; ++seed) EXPECT_EQ(overwritten_lines(graph, 4, seed), 0);
     }
 }
 
@@ -121,7 +60,7 @@ TEST(PlaceMemory, TheTaggedOracleSeesAMissingReuseEdge) {
         return graph.tasks[static_cast<size_t>(e.producer)].kind != TaskKind::kSend;
       });
   int violations = 0;
-  for (uint64_t seed = 0; seed < 20; ++seed) violations += TaggedArenas(graph, seed).run(4);
+  for (uint64_t seed = 0; seed < 20; ++seed) violations += overwritten_lines(graph, 4, seed);
   EXPECT_GT(violations, 0);
 }
 

@@ -118,7 +118,7 @@ TEST(Passes, AnyLegalOrderKeepsContentUntilItsLastReader) {
     for (int rank : {0, p.world_size() - 1}) {
       Problem one = p;
       one.ranks = {rank};
-      EXPECT_EQ(testing::overwritten_lines(build_step_graph(one), 3, ++seed, rank), 0);
+      EXPECT_EQ(testing::overwritten_lines(build_step_graph(one), 3, ++seed), 0);
     }
   });
 }

@@ -38,23 +38,26 @@ void run_in_random_order(const StepGraph& graph, int steps, uint64_t seed, Start
   }
 }
 
-// Of the one rank of `graph`, all devices and memory spaces. Returns the number of lines found overwritten.
-inline int overwritten_lines(const StepGraph& graph, int steps, uint64_t seed, int rank = 0) {
+// Of all ranks of `graph`, their devices and memory spaces. Returns the number of lines found overwritten.
+inline int overwritten_lines(const StepGraph& graph, int steps, uint64_t seed) {
   using Tag = std::pair<BufferId, int>;
-  std::map<ArenaKey, std::vector<Tag>> arenas;
-  for (const auto& [key, bytes] : arena_sizes(graph, rank))
-    arenas[key].assign(static_cast<size_t>((bytes + 63) / 64), Tag{kNone, 0});
+  std::map<std::pair<int, ArenaKey>, std::vector<Tag>> arenas;
+  for (const Buffer& b : graph.buffers)
+    if (!arenas.count({b.rank, arena_of(b)}))
+      for (const auto& [key, bytes] : arena_sizes(graph, b.rank))
+        arenas[{b.rank, key}].assign(static_cast<size_t>((bytes + 63) / 64), Tag{kNone, 0});
   int violations = 0;
   const auto touch = [&](Instance instance, bool at_end) {
     for (const Use& use : graph.tasks[static_cast<size_t>(instance.task)].uses) {
       const Buffer& b = graph.buffers[static_cast<size_t>(use.buffer)];
+      std::vector<Tag>& arena = arenas.at({b.rank, arena_of(b)});
       const int version = (instance.step - use.distance + 100 * b.versions) % b.versions;
       const auto begin = static_cast<size_t>((b.offset + version * graph.slot_bytes(b)) / 64);
       auto end = begin + static_cast<size_t>(graph.slot_bytes(b) / 64);
       if (b.persistent) end = std::min(end, begin + 64);  // they share their addresses with none
       const Tag tag{use.buffer, b.persistent ? 0 : instance.step};
       for (size_t line = begin; line < end; ++line) {
-        Tag& found = arenas.at(arena_of(b))[line];
+        Tag& found = arena[line];
         if (use.access == Access::kWrite && !at_end)
           found = tag;
         else if (found != tag && !(b.persistent && found.first == kNone))
