@@ -98,10 +98,8 @@ RequestPtr TrainingBinder::gather(int layer, std::byte* data, const CollectiveOp
 // stage 3, lets nothing pass.
 CollectiveOptions TrainingBinder::collective_options(const StepGraph& graph, const Task& task) const {
   CollectiveOptions options{.algorithm = parts_.grad_sync};
-  const auto nodes = parts_.communicators.world->nodes();
-  const bool one_machine = std::all_of(nodes.begin(), nodes.end(), [&](int n) { return n == nodes.front(); });
   const bool waited_for = task.kind == TaskKind::kPrefetchWeights && task.at.micro_batch >= 0;
-  if (graph.lanes[static_cast<size_t>(task.lane)].yields && !one_machine && !waited_for)
+  if (graph.lanes[static_cast<size_t>(task.lane)].yields && !one_machine_ && !waited_for)
     options.gate = &gate_;
   return options;
 }
@@ -130,7 +128,7 @@ void TrainingBinder::square(const StepGraph& graph, const Task& task, int64_t st
   const int layer = task.at.layer_begin;
   auto* squares = reinterpret_cast<double*>(at(graph, *graph.find(task, Role::kNorms), step));
   for (int l = p.first_layer[stage]; l < layer; ++l)
-    squares += norm_blocks(p.layers[static_cast<size_t>(l)], own(l)).size();
+    squares += norm_block_count(p.layers[static_cast<size_t>(l)], own(l));
   const ShardRange range = own(layer);
   const auto* values = reinterpret_cast<const float*>(
       part(graph, *graph.find(task, Role::kGradient), layer, range, DType::kF32, step));

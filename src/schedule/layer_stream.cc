@@ -5,12 +5,10 @@
 
 #include "base/error.h"
 #include "schedule/rank_writer.h"
+#include "schedule/shards.h"
 
 namespace trainer {
 namespace {
-
-// Elements of one squared-norm block, as KernelSet::kNormBlock; and a bound on the tensors of one layer.
-constexpr int64_t kNormBlock = 1 << 16, kTensorsPerLayer = 64;
 
 class LayerStreamWriter : RankWriter {
  public:
@@ -281,10 +279,10 @@ class LayerStreamWriter : RankWriter {
   }
 
   BufferId norm() {
-    int64_t doubles = 0;
+    int64_t blocks = 0;
     for (int l = 0; l < problem_.layer_count(); ++l)
-      doubles += layer(l).parameters / kNormBlock + kTensorsPerLayer;
-    const BufferId norms = make_in(Space::kHost, "squares of gradients", doubles * 8, Tier::kShort);
+      blocks += norm_block_count(layer(l), {0, layer(l).parameters});
+    const BufferId norms = make_in(Space::kHost, "squares of gradients", blocks * 8, Tier::kShort);
     Task squares = task(TaskKind::kGradNorm, LaneKind::kHostCompute, -1, -1);
     squares.uses.push_back({norms, Access::kWrite, Role::kNorms});
     for (int l = 0; l < problem_.layer_count(); ++l)

@@ -61,6 +61,27 @@ bool keeps_its_place(const Buffer& buffer, const Lifetime& life) {
   return buffer.persistent || buffer.versions > 1 || !life.used();
 }
 
+bool on_device_of(const Buffer& buffer, int rank) {
+  return buffer.rank == rank && buffer.space == Space::kDevice;
+}
+
+// By tier, on the devices of a rank, at each position of the program.
+std::vector<TierBytes> bytes_in_use(const StepGraph& graph, const std::vector<Lifetime>& life, int rank) {
+  std::vector<TierBytes> bytes(graph.sequence.size() + 1);  // changes, then sums of them
+  for (size_t b = 0; b < graph.buffers.size(); ++b) {
+    const Buffer& buffer = graph.buffers[b];
+    if (!on_device_of(buffer, rank)) continue;
+    const auto tier = static_cast<size_t>(buffer.tier);
+    const bool always = keeps_its_place(buffer, life[b]);
+    bytes[always ? 0 : life[b].begin][tier] += graph.slot_bytes(buffer) * buffer.versions;
+    if (!always) bytes[life[b].end + 1][tier] -= graph.slot_bytes(buffer) * buffer.versions;
+  }
+  for (size_t position = 1; position < bytes.size(); ++position)
+    for (size_t tier = 0; tier < kTierCount; ++tier) bytes[position][tier] += bytes[position - 1][tier];
+  bytes.pop_back();
+  return bytes;
+}
+
 // One arena while the program is walked: free ranges, and which buffer lay last in each range.
 class Arena {
  public:
@@ -251,54 +272,26 @@ TierBytes arena_bytes(const StepGraph& graph, int rank, Space space) {
 }
 
 std::vector<MemoryStep> memory_over_program(const StepGraph& graph, int rank) {
-  const auto life = lifetimes(graph);
-  TierBytes fixed{};
-  std::vector<std::array<int64_t, kTierCount>> change(graph.sequence.size() + 1);
-  for (size_t b = 0; b < graph.buffers.size(); ++b) {
-    const Buffer& buffer = graph.buffers[b];
-    if (buffer.rank != rank || buffer.space != Space::kDevice) continue;
-    const auto tier = static_cast<size_t>(buffer.tier);
-    const int64_t bytes = graph.slot_bytes(buffer) * buffer.versions;
-    if (keeps_its_place(buffer, life[b])) {
-      fixed[tier] += bytes;
-    } else {
-      change[life[b].begin][tier] += bytes;
-      change[life[b].end + 1][tier] -= bytes;
-    }
-  }
+  const auto in_use = bytes_in_use(graph, lifetimes(graph), rank);
   std::vector<MemoryStep> steps;
   for (size_t position = 0; position < graph.sequence.size(); ++position) {
-    for (size_t tier = 0; tier < kTierCount; ++tier) fixed[tier] += change[position][tier];
     const TaskId id = graph.sequence[position];
-    if (graph.tasks[static_cast<size_t>(id)].at.rank == rank) steps.push_back({id, fixed});
+    if (graph.tasks[static_cast<size_t>(id)].at.rank == rank) steps.push_back({id, in_use[position]});
   }
   return steps;
 }
 
 std::array<std::vector<BufferId>, kTierCount> in_use_when_fullest(const StepGraph& graph, int rank) {
   const auto life = lifetimes(graph);
-  const auto on_device = [&](const Buffer& b) { return b.rank == rank && b.space == Space::kDevice; };
-  std::vector<TierBytes> change(graph.sequence.size() + 1);
-  for (size_t b = 0; b < graph.buffers.size(); ++b) {
-    const Buffer& buffer = graph.buffers[b];
-    if (!on_device(buffer) || keeps_its_place(buffer, life[b])) continue;
-    const auto tier = static_cast<size_t>(buffer.tier);
-    change[life[b].begin][tier] += graph.slot_bytes(buffer);
-    change[life[b].end + 1][tier] -= graph.slot_bytes(buffer);
-  }
-  TierBytes now{}, most{};
+  const auto bytes = bytes_in_use(graph, life, rank);
   std::array<size_t, kTierCount> fullest{};
-  for (size_t position = 0; position < graph.sequence.size(); ++position)
-    for (size_t tier = 0; tier < kTierCount; ++tier) {
-      now[tier] += change[position][tier];
-      if (now[tier] <= most[tier]) continue;
-      most[tier] = now[tier];
-      fullest[tier] = position;
-    }
+  for (size_t position = 0; position < bytes.size(); ++position)
+    for (size_t tier = 0; tier < kTierCount; ++tier)
+      if (bytes[position][tier] > bytes[fullest[tier]][tier]) fullest[tier] = position;
   std::array<std::vector<BufferId>, kTierCount> in_use;
   for (size_t b = 0; b < graph.buffers.size(); ++b) {
     const Buffer& buffer = graph.buffers[b];
-    if (!on_device(buffer)) continue;
+    if (!on_device_of(buffer, rank)) continue;
     const auto tier = static_cast<size_t>(buffer.tier);
     const bool there = life[b].begin <= fullest[tier] && fullest[tier] <= life[b].end;
     if (there || keeps_its_place(buffer, life[b])) in_use[tier].push_back(static_cast<BufferId>(b));

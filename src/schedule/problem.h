@@ -37,9 +37,9 @@ struct Problem {
   int64_t gradient_bytes = 4;  // of an element of gradients; programs that run have 4
   // Clipping, or skipping of steps that are not finite: no update before the norm of all gradients is known.
   bool updates_wait_for_norm = true;
-  bool forward_only = false;    // evaluation: forwards that keep nothing
-  int64_t element_bytes = 4;    // of working weights; 2: beside an fp32 master copy
-  int64_t workspace_bytes = 0;  // kernels' own scratch, one per compute lane
+  bool forward_only = false;         // evaluation: forwards that keep nothing
+  int64_t element_bytes = 4;         // of working weights; 2: beside an fp32 master copy
+  int64_t workspace_bytes = 0;       // kernels' own scratch, one per compute lane
   int64_t tensor_staging_bytes = 0;  // scratch of the exchanges within a tensor-parallel group
   std::vector<std::string> passes;
   std::vector<int> ranks;  // to build tasks for; empty: all

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "schedule/rank_writer.h"
 
 namespace trainer {
 namespace {
@@ -93,14 +94,8 @@ class RoundRobinWriter {
 
   BufferId make(const std::string& name, int64_t bytes, Tier tier, int device,
                 bool persistent = false) const {
-    Buffer b;
-    b.name = name;
-    b.bytes = bytes;
-    b.tier = tier;
+    Buffer b = rank_buffer(0, name, bytes, tier, persistent, device);
     b.space = device == kNone ? Space::kPinned : Space::kDevice;
-    b.rank = 0;
-    b.device = static_cast<int16_t>(device);
-    b.persistent = persistent;
     return builder_.add_buffer(std::move(b));
   }
 
@@ -129,16 +124,8 @@ class RoundRobinWriter {
   }
 
   Task task(TaskKind kind, LaneKind lane, const DispatchSlot& slot, int l, int m) const {
-    Task t;
-    t.kind = kind;
-    t.lane = builder_.lane(0, lane, slot.device);
-    t.at.rank = 0;
-    t.at.device = static_cast<int16_t>(slot.device);
+    Task t = rank_task(builder_, kind, lane, 0, slot.stage, m, l, slot.device);
     t.at.phase = static_cast<int16_t>(slot.phase);
-    t.at.stage = static_cast<int16_t>(slot.stage);
-    t.at.layer_begin = static_cast<int16_t>(l);
-    t.at.layer_end = static_cast<int16_t>(l + 1);
-    t.at.micro_batch = static_cast<int16_t>(m);
     return t;
   }
 

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "schedule/rank_writer.h"
 
 namespace trainer {
 namespace {
@@ -78,27 +79,11 @@ class SequenceWriter {
   }
 
   BufferId make(int rank, const std::string& name, int64_t bytes, Tier tier, bool persistent = false) const {
-    Buffer b;
-    b.name = name;
-    b.bytes = bytes;
-    b.tier = tier;
-    b.rank = static_cast<int16_t>(rank);
-    b.device = 0;
-    b.persistent = persistent;
-    return builder_.add_buffer(std::move(b));
+    return builder_.add_buffer(rank_buffer(rank, name, bytes, tier, persistent));
   }
 
   Task task(TaskKind kind, LaneKind lane, int rank, int stage, int l, int m, int x) const {
-    Task t;
-    t.kind = kind;
-    t.lane = builder_.lane(rank, lane);
-    t.at.rank = static_cast<int16_t>(rank);
-    t.at.device = 0;
-    t.at.phase = 0;
-    t.at.stage = static_cast<int16_t>(stage);
-    t.at.layer_begin = static_cast<int16_t>(l);
-    t.at.layer_end = static_cast<int16_t>(l < 0 ? -1 : l + 1);
-    t.at.micro_batch = static_cast<int16_t>(m);
+    Task t = rank_task(builder_, kind, lane, rank, stage, m, l);
     t.at.segment = static_cast<int16_t>(x);
     return t;
   }

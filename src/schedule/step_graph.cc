@@ -72,9 +72,8 @@ bool orders_nothing(const StepGraph& graph, BufferId buffer, const std::vector<O
   return std::all_of(all.begin(), all.end(), [&](const Occurrence& o) {
     const Task& task = graph.tasks[static_cast<size_t>(o.task)];
     return task.lane == graph.tasks[static_cast<size_t>(all.front().task)].lane &&
-           std::all_of(task.uses.begin(), task.uses.end(), [&](const Use& use) {
-             return use.buffer != buffer || use.role == Role::kTemporary;
-           });
+           std::all_of(task.uses.begin(), task.uses.end(),
+                       [&](const Use& use) { return use.buffer != buffer || use.role == Role::kTemporary; });
   });
 }
 

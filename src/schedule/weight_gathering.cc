@@ -41,11 +41,10 @@ class GatherWriter : RankWriter {
       }
     }
     for (const auto& [shard, owner] : shards_)
-      builder_.buffer(shard).bytes =
-          shard_range(problem_.layers[static_cast<size_t>(owner)], problem_.replicas,
-                      problem_.replica_of(rank_))
-              .count *
-          problem_.element_bytes;
+      builder_.buffer(shard).bytes = shard_range(problem_.layers[static_cast<size_t>(owner)],
+                                                 problem_.replicas, problem_.replica_of(rank_))
+                                         .count *
+                                     problem_.element_bytes;
   }
 
  private:
