@@ -1,6 +1,5 @@
 #include "runtime/training_binder.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
@@ -28,8 +27,6 @@ RankCommunicators RankCommunicators::make(Communicator& world, const Problem& pr
 }
 
 TrainingBinder::TrainingBinder(Parts parts) : parts_(std::move(parts)) {
-  const auto nodes = parts_.communicators.world->nodes();
-  one_machine_ = std::all_of(nodes.begin(), nodes.end(), [&](int n) { return n == nodes.front(); });
   static_assert(KernelSet::kNormBlock == kNormBlock);
   const Problem& p = parts_.problem;
   for (const LayerCatalogue& layer : p.layers) ranges_.push_back(shard_ranges(layer, p.replicas));

@@ -167,7 +167,6 @@ class TrainingBinder : public KernelBinder {
   std::vector<std::vector<double>> ends_;        // [rank]: when its last backward ended, on the common clock
   std::atomic<double> last_backward_end_ = 0;    // of this rank
   std::vector<std::vector<double>> losses_;      // [rank]: sum and valid tokens of each virtual rank
-  bool one_machine_ = true;                      // all ranks are on it
   BoundaryGate gate_;                            // of the thread that drives transfers and collectives
   StepResult under_way_;                         // the loss is known, the norm not yet
   std::mutex results_mutex_;
