@@ -315,14 +315,12 @@ std::vector<PartTensor> TrainingRank::checkpoint_tensors() {
       const HeldPart part = held_part(p, block.range);
       if (part.count == 0 || (p.replicated() && problem_.tensor_of(world_.rank()) != 0)) continue;
       const auto add = [&](const std::string& name, const float* state) {
-        for (const HeldPiece& piece : held_pieces(p, part.begin, part.count))
-          tensors.push_back({name,
-                             p.shape,
-                             piece.begin,
-                             {state + part.position + piece.offset - part.begin,
-                              static_cast<size_t>(piece.length * piece.runs)},
-                             piece.length,
-                             piece.stride});
+        for (const HeldPiece& piece : held_pieces(p, part.begin, part.count)) {
+          const int64_t count = piece.length * piece.runs;
+          tensors.push_back(
+              {{name, p.shape, {piece.begin, count, piece.length, piece.stride}},
+               {state + part.position + piece.offset - part.begin, static_cast<size_t>(count)}});
+        }
       };
       add(p.name, block.master);
       add(p.name + ".moment1", block.moment1);

@@ -24,11 +24,10 @@ std::string slice_name(const std::string& tensor, int64_t begin, int64_t count, 
   return count == whole ? tensor : fmt::format("{}@{}", tensor, begin);
 }
 
-int64_t element_count(std::span<const int64_t> shape) {
+std::optional<int64_t> element_count(std::span<const int64_t> shape) {
   int64_t count = 1;
   for (int64_t size : shape)
-    require(size >= 0 && !__builtin_mul_overflow(count, size, &count),
-            "a tensor shape is negative or too large");
+    if (size < 0 || __builtin_mul_overflow(count, size, &count)) return std::nullopt;
   return count;
 }
 

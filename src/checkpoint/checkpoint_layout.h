@@ -21,7 +21,8 @@ std::string part_name(int writer);          // "part-00000", without its ending
 
 // The name a run of elements has inside its part: the tensor's own when it is the whole tensor.
 std::string slice_name(const std::string& tensor, int64_t begin, int64_t count, int64_t whole);
-int64_t element_count(std::span<const int64_t> shape);
+// nullopt: a size is negative, or there are more than a number can hold.
+std::optional<int64_t> element_count(std::span<const int64_t> shape);
 
 // `count` elements of a tensor, in runs of `run` that begin `stride` apart, the first at `begin`. No stride:
 // one run.

@@ -56,7 +56,9 @@ void CheckpointReader::add_tensor(const std::string& name, const Json& entry) {
   Tensor tensor;
   try {
     entry.at("shape").get_to(tensor.shape);
-    tensor.count = element_count(tensor.shape);
+    const auto count = element_count(tensor.shape);
+    if (!count) input_error("{}: tensor '{}': its shape is negative or too large", manifest_, name);
+    tensor.count = *count;
     for (const Json& slice : entry.at("slices")) {
       const auto part = slice.at(0).get<size_t>();
       SliceExtent extent{slice.at(1).get<int64_t>(), slice.at(2).get<int64_t>()};

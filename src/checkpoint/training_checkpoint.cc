@@ -35,14 +35,22 @@ void require_finite(const std::string& name, int64_t begin, std::span<const floa
             *it, begin + (it - values.begin()));
 }
 
+// Of a shape that is our own.
+int64_t whole_count(const std::string& name, std::span<const int64_t> shape) {
+  const auto count = element_count(shape);
+  require(count.has_value(), "tensor '{}': its shape is negative or too large", name);
+  return *count;
+}
+
 Json to_json(const PartInfo& part) {
   Json slices = Json::array();
   for (const auto& slice : part.slices) {
+    const SliceExtent& extent = slice.extent;
     slices.push_back(
-        {{"name", slice.name}, {"shape", slice.shape}, {"begin", slice.begin}, {"count", slice.count}});
-    if (slice.stride == 0) continue;
-    slices.back()["run"] = slice.run;
-    slices.back()["stride"] = slice.stride;
+        {{"name", slice.name}, {"shape", slice.shape}, {"begin", extent.begin}, {"count", extent.count}});
+    if (extent.stride == 0) continue;
+    slices.back()["run"] = extent.run;
+    slices.back()["stride"] = extent.stride;
   }
   return {{"file", part.file},
           {"bytes", part.bytes},
@@ -62,7 +70,7 @@ Json tensor_table(std::span<const PartInfo> parts) {
     for (const auto& slice : parts[p].slices) {
       auto& entry = tensors.try_emplace(slice.name, Entry{&slice.shape, {}}).first->second;
       require(*entry.shape == slice.shape, "tensor '{}' was saved with two shapes", slice.name);
-      entry.slices.push_back({p, {slice.begin, slice.count, slice.run, slice.stride}});
+      entry.slices.push_back({p, slice.extent});
     }
   // The members are known to differ, and looking each one up among the others would take quadratic time.
   Json::object_t table;
@@ -79,7 +87,7 @@ Json tensor_table(std::span<const PartInfo> parts) {
       slices.back().push_back(extent.run);
       slices.back().push_back(extent.stride);
     }
-    const auto misfit = find_misfit(extents, element_count(*entry.shape));
+    const auto misfit = find_misfit(extents, whole_count(name, *entry.shape));
     require(!misfit, "tensor '{}': element {} was saved {}", name, misfit ? misfit->element : 0,
             misfit && misfit->twice ? "twice" : "by nobody");
     table.push_back({name, Json{{"shape", *entry.shape}, {"slices", std::move(slices)}}});
@@ -142,22 +150,23 @@ PartInfo write_part(const fs::path& directory, int writer, std::span<const PartT
   part.writer = writer;
   part.file = part_name(writer) + ".safetensors";
   std::vector<TensorDeclaration> declarations;
-  for (const auto& tensor : tensors) {
-    const auto count = static_cast<int64_t>(tensor.values.size());
-    const int64_t whole = element_count(tensor.shape);
-    const SliceExtent extent{tensor.begin, count, tensor.run, tensor.stride};
-    require(extent.fits(whole), "tensor '{}': elements {} to {} of {}", tensor.name, tensor.begin,
-            extent.end(), whole);
-    part.slices.push_back({tensor.name, tensor.shape, tensor.begin, count, tensor.run, tensor.stride});
-    declarations.push_back({slice_name(tensor.name, tensor.begin, count, whole), TensorType::kF32,
-                            count == whole ? tensor.shape : std::vector<int64_t>{count}});
+  for (const auto& [slice, values] : tensors) {
+    const SliceExtent& extent = slice.extent;
+    const int64_t whole = whole_count(slice.name, slice.shape);
+    require(extent.fits(whole), "tensor '{}': {} elements from {} on, in runs of {} by {}, of {}", slice.name,
+            extent.count, extent.begin, extent.run, extent.stride, whole);
+    require(extent.count == std::ssize(values), "tensor '{}': {} values for {} elements", slice.name,
+            values.size(), extent.count);
+    part.slices.push_back(slice);
+    declarations.push_back({slice_name(slice.name, extent.begin, extent.count, whole), TensorType::kF32,
+                            extent.count == whole ? slice.shape : std::vector<int64_t>{extent.count}});
   }
 
   SafetensorsWriter file(directory / part.file, declarations);
-  for (const auto& tensor : tensors)
-    for (size_t done = 0; done < tensor.values.size(); done += kChunk) {
-      const auto piece = tensor.values.subspan(done, std::min(kChunk, tensor.values.size() - done));
-      require_finite(tensor.name, tensor.begin + static_cast<int64_t>(done), piece);
+  for (const auto& [slice, values] : tensors)
+    for (size_t done = 0; done < values.size(); done += kChunk) {
+      const auto piece = values.subspan(done, std::min(kChunk, values.size() - done));
+      require_finite(slice.name, slice.extent.begin + static_cast<int64_t>(done), piece);
       file.write(piece);
     }
   file.commit();
@@ -176,10 +185,17 @@ PartInfo read_part_info(const fs::path& directory, int writer) {
     part.file = json_string(json, "file", path);
     part.bytes = static_cast<uint64_t>(json_integer(json, "bytes", path));
     part.checksum = parse_hexadecimal(json_string(json, "checksum", path), path);
-    for (const Json& slice : json.at("slices"))
-      part.slices.push_back({json_string(slice, "name", path), slice.at("shape").get<std::vector<int64_t>>(),
-                             json_integer(slice, "begin", path), json_integer(slice, "count", path),
-                             json_integer(slice, "run", path, 0), json_integer(slice, "stride", path, 0)});
+    for (const Json& member : json.at("slices")) {
+      const PartSlice& slice = part.slices.emplace_back(
+          PartSlice{json_string(member, "name", path),
+                    member.at("shape").get<std::vector<int64_t>>(),
+                    {json_integer(member, "begin", path), json_integer(member, "count", path),
+                     json_integer(member, "run", path, 0), json_integer(member, "stride", path, 0)}});
+      const auto whole = element_count(slice.shape);
+      if (!whole || !slice.extent.fits(*whole) ||
+          static_cast<uint64_t>(slice.extent.count) > part.bytes / sizeof(float))
+        run_error("{}: damaged: its elements of tensor '{}' do not fit", path, slice.name);
+    }
     return part;
   } catch (const InputError& e) {
     run_error("the part of writer {} is missing: {}", writer, e.what());

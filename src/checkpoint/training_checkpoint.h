@@ -27,20 +27,15 @@
 
 namespace trainer {
 
-// Some elements of the logical tensor `name`: from `begin` on, in row-major order, as many as there are
-// values. With a stride (elements), runs of `run` elements that begin so far apart: some columns of a matrix.
-struct PartTensor {
-  std::string name;
-  std::vector<int64_t> shape;  // of the whole logical tensor
-  int64_t begin = 0;
-  std::span<const float> values;
-  int64_t run = 0, stride = 0;
-};
-
+// Some elements of the logical tensor `name`, in row-major order; with a stride, some columns of a matrix.
 struct PartSlice {
   std::string name;
-  std::vector<int64_t> shape;
-  int64_t begin = 0, count = 0, run = 0, stride = 0;
+  std::vector<int64_t> shape;  // of the whole logical tensor
+  SliceExtent extent;
+};
+struct PartTensor {
+  PartSlice slice;
+  std::span<const float> values;  // extent.count of them
 };
 
 struct PartInfo {
@@ -61,7 +56,8 @@ std::filesystem::path begin_checkpoint(const std::filesystem::path& root, int64_
 // What the part holds is on disk when this returns. Throws RunError when it cannot be written, or when a
 // value is not finite: such a checkpoint must never take the place of a good one.
 PartInfo write_part(const std::filesystem::path& directory, int writer, std::span<const PartTensor> tensors);
-// What `write_part` of this writer returned. Throws RunError when that part is not there.
+// What `write_part` of this writer returned. Throws RunError when that part is not there, or when what its
+// file says makes no sense.
 PartInfo read_part_info(const std::filesystem::path& directory, int writer);
 // Checks that the parts are there and hold every element of every tensor exactly once, writes the manifest,
 // and gives the checkpoint its final name, which is returned. An earlier checkpoint of the same step is

@@ -203,7 +203,7 @@ TEST(Cases, ANonFiniteGradientOnOneRankIsSkippedByAll) {
           const_cast<float*>(rank.parameter(p.name))[0] = poison;
         }
         for (const PartTensor& t : rank.checkpoint_tensors())
-          initial[t.name] = {t.values.begin(), t.values.end()};
+          initial[t.slice.name] = {t.values.begin(), t.values.end()};
       };
       const GridResult r = run_grid(plan);
       for (const StepResult& step : r.steps) {
@@ -228,7 +228,7 @@ TEST(Cases, OneStepCounterForAllLayers) {
     plan.prepare = [&](TrainingRank& rank, int) {
       const std::lock_guard lock(mutex);
       for (const PartTensor& t : rank.checkpoint_tensors())
-        initial[t.name] = {t.values.begin(), t.values.end()};
+        initial[t.slice.name] = {t.values.begin(), t.values.end()};
     };
     const GridResult r = run_grid(plan);
     for (const auto& [name, values] : r.weights) {

@@ -386,8 +386,8 @@ class RunDirectory : public ::testing::Test {
     for (const auto& parameter : parameters_of(source)) {
       auto& buffer = values.emplace_back(static_cast<size_t>(parameter.count()));
       source.read(parameter, 0, buffer);
-      tensors.push_back({parameter.name, parameter.shape, 0, buffer});
-      tensors.push_back({parameter.name + ".moment1", parameter.shape, 0, buffer});
+      for (const auto& name : {parameter.name, parameter.name + ".moment1"})
+        tensors.push_back({{name, parameter.shape, {0, parameter.count()}}, buffer});
     }
     const std::vector<PartInfo> parts = {write_part(directory, 0, tensors)};
     finish_checkpoint(directory, parts,

@@ -30,6 +30,12 @@ std::vector<float> values_of(int tensor, int64_t step, size_t count) {
   return values;
 }
 
+// The elements of tensor `name` that `values` are, from `begin` on.
+PartTensor part_of(const std::string& name, const std::vector<int64_t>& shape, int64_t begin,
+                   std::span<const float> values, int64_t run = 0, int64_t stride = 0) {
+  return {{name, shape, {begin, std::ssize(values), run, stride}}, values};
+}
+
 constexpr size_t kLarge = 60'000;
 
 // Tensor "a" [6, 10000] in two writers' halves, "b" [3] whole in writer 1.
@@ -37,10 +43,9 @@ fs::path save(const fs::path& root, int64_t step) {
   const fs::path directory = begin_checkpoint(root, step);
   const auto a = values_of(1, step, kLarge), b = values_of(2, step, 3);
   const auto first = std::span(a).first(kLarge / 3), second = std::span(a).subspan(kLarge / 3);
-  write_part(directory, 0, std::vector<PartTensor>{{"a", {6, 10000}, 0, first}});
+  write_part(directory, 0, std::vector{part_of("a", {6, 10000}, 0, first)});
   write_part(directory, 1,
-             std::vector<PartTensor>{{"b", {3}, 0, b},
-                                     {"a", {6, 10000}, static_cast<int64_t>(first.size()), second}});
+             std::vector{part_of("b", {3}, 0, b), part_of("a", {6, 10000}, std::ssize(first), second)});
   const std::vector<PartInfo> parts = {read_part_info(directory, 0), read_part_info(directory, 1)};
   return finish_checkpoint(directory, parts, {step, step * 8, {{"learning_rate", 0.1}, {"note", "x"}}});
 }
@@ -119,12 +124,12 @@ TEST(TrainingCheckpoint, ColumnsOfAMatrixByDifferentWriters) {
   };
   const auto left = columns(0, 3), right = columns(3, 2);
   const fs::path directory = begin_checkpoint(folder.path(), 1);
-  write_part(directory, 0, std::vector<PartTensor>{{"m", {kRows, kWidth}, 0, left, 3, kWidth}});
+  write_part(directory, 0, std::vector{part_of("m", {kRows, kWidth}, 0, left, 3, kWidth)});
   // The last row on its own.
   const auto most = std::span(right).first(2 * (kRows - 1)), last = std::span(right).last(2);
   write_part(directory, 1,
-             std::vector<PartTensor>{{"m", {kRows, kWidth}, 3, most, 2, kWidth},
-                                     {"m", {kRows, kWidth}, (kRows - 1) * kWidth + 3, last}});
+             std::vector{part_of("m", {kRows, kWidth}, 3, most, 2, kWidth),
+                         part_of("m", {kRows, kWidth}, (kRows - 1) * kWidth + 3, last)});
   const std::vector<PartInfo> parts = {read_part_info(directory, 0), read_part_info(directory, 1)};
   const CheckpointReader reader(finish_checkpoint(directory, parts, {1, 8, {}}));
   for (int64_t begin = 0; begin < kRows * kWidth; ++begin)
@@ -148,10 +153,13 @@ TEST(TrainingCheckpoint, EveryElementMustBeSavedOnce) {
   const auto refusal = [&](std::vector<PartTensor> tensors) {
     return message_of<std::logic_error>([&] { finish(std::move(tensors)); });
   };
-  EXPECT_THAT(refusal({{"a", {4}, 0, span.first(3)}}), HasSubstr("element 3 was saved by nobody"));
-  EXPECT_THAT(refusal({{"a", {4}, 1, span.first(3)}}), HasSubstr("element 0 was saved by nobody"));
-  EXPECT_THAT(refusal({{"a", {4}, 0, span.first(3)}, {"a", {4}, 2, span.first(2)}}),
+  EXPECT_THAT(refusal({part_of("a", {4}, 0, span.first(3))}), HasSubstr("element 3 was saved by nobody"));
+  EXPECT_THAT(refusal({part_of("a", {4}, 1, span.first(3))}), HasSubstr("element 0 was saved by nobody"));
+  EXPECT_THAT(refusal({part_of("a", {4}, 0, span.first(3)), part_of("a", {4}, 2, span.first(2))}),
               HasSubstr("element 2 was saved twice"));
+  EXPECT_THAT(refusal({{{"a", {4}, {0, 4}}, span.first(3)}}), HasSubstr("3 values for 4 elements"));
+  EXPECT_THAT(refusal({part_of("a", {4}, 0, span, 0, 2)}), HasSubstr("in runs of 0 by 2"));
+  EXPECT_THAT(refusal({part_of("a", {-4}, 0, span)}), HasSubstr("shape is negative"));
   EXPECT_FALSE(find_latest_checkpoint(folder.path()));
 }
 
@@ -162,7 +170,7 @@ TEST(TrainingCheckpoint, ValuesThatAreNotFiniteAreRefused) {
     auto values = values_of(1, 20, 3);
     values[2] = bad;
     const fs::path directory = begin_checkpoint(folder.path(), 20);
-    const std::vector<PartTensor> tensors = {{"a.moment1", {3}, 0, values}};
+    const std::vector tensors = {part_of("a.moment1", {3}, 0, values)};
     const std::string message = message_of<RunError>([&] { write_part(directory, 0, tensors); });
     EXPECT_THAT(message, HasSubstr("tensor 'a.moment1'"));
     EXPECT_THAT(message, HasSubstr("element 2"));
@@ -247,7 +255,7 @@ TEST(TrainingCheckpoint, AMissingWriterIsNoticedAtTheEnd) {
   const TestFolder folder;
   const fs::path directory = begin_checkpoint(folder.path(), 5);
   const auto values = values_of(1, 5, 4);
-  std::vector<PartInfo> parts = {write_part(directory, 0, std::vector<PartTensor>{{"a", {4}, 0, values}})};
+  std::vector<PartInfo> parts = {write_part(directory, 0, std::vector{part_of("a", {4}, 0, values)})};
   EXPECT_THAT(message_of<RunError>([&] { read_part_info(directory, 1); }), HasSubstr("writer 1"));
   fs::remove(directory / parts[0].file);
   EXPECT_THAT(message_of<RunError>([&] {
@@ -255,6 +263,46 @@ TEST(TrainingCheckpoint, AMissingWriterIsNoticedAtTheEnd) {
               }),
               HasSubstr(parts[0].file));
   EXPECT_EQ(find_latest_checkpoint(folder.path()), std::nullopt);
+}
+
+// Numbers that make no sense are told by their file, not taken for extents or shapes.
+TEST(TrainingCheckpoint, DamagedNumbersOfAPartAreRefused) {
+  const TestFolder folder;
+  const fs::path directory = begin_checkpoint(folder.path(), 5);
+  const auto values = values_of(1, 5, 6);
+  write_part(directory, 0, std::vector{part_of("a", {3, 4}, 1, values, 2, 4)});
+  const fs::path file = directory / "part-00000.json";
+  const Json good = parse_json_file(file.string());
+  EXPECT_EQ(read_part_info(directory, 0).slices.front().extent.end(), 11);
+  for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{{"run", "0"},
+                                                                                   {"run", "-2"},
+                                                                                   {"run", "5"},
+                                                                                   {"run", "4"},
+                                                                                   {"stride", "-4"},
+                                                                                   {"stride", "1"},
+                                                                                   {"stride", "6"},
+                                                                                   {"begin", "-1"},
+                                                                                   {"begin", "3"},
+                                                                                   {"count", "-6"},
+                                                                                   {"count", "8"},
+                                                                                   {"shape", "[-3, 4]"},
+                                                                                   {"shape", "[3, 3]"}}) {
+    SCOPED_TRACE(key + " " + value);
+    Json bad = good;
+    bad["slices"][0][key] = Json::parse(value);
+    write_test_file(file, bad.dump());
+    EXPECT_THAT(message_of<RunError>([&] { read_part_info(directory, 0); }),
+                HasSubstr("part-00000.json: damaged: its elements of tensor 'a'"));
+  }
+  // More elements than a number can hold, and more than the part has bytes for.
+  for (const char* shape : {"[4611686018427387904, 4611686018427387904]", "[4611686018427387904]"}) {
+    Json bad = good;
+    bad["slices"][0]["shape"] = Json::parse(shape);
+    bad["slices"][0]["count"] = int64_t{1} << 62;
+    bad["slices"][0]["begin"] = bad["slices"][0]["stride"] = 0;
+    write_test_file(file, bad.dump());
+    EXPECT_THAT(message_of<RunError>([&] { read_part_info(directory, 0); }), HasSubstr("damaged")) << shape;
+  }
 }
 
 TEST(TrainingCheckpoint, RotationKeepsTheLastComplete) {

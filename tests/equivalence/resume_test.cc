@@ -196,9 +196,9 @@ TEST(Resume, AcrossTensorParallelSizes) {
     // Nothing is lost or moved by reading the parts and writing others.
     plan.prepare = [&](TrainingRank& rank, int) {
       for (const PartTensor& t : rank.checkpoint_tensors()) {
-        std::vector<float> whole = start.tensors.at(t.name);
+        std::vector<float> whole = start.tensors.at(t.slice.name);
         testing::add_to_state(whole, t);
-        EXPECT_EQ(whole, start.tensors.at(t.name)) << t.name;
+        EXPECT_EQ(whole, start.tensors.at(t.slice.name)) << t.slice.name;
       }
     };
     run_job(plan, 5, run, true, data);

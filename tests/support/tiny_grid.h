@@ -2,6 +2,7 @@
 // with.
 #pragma once
 
+#include <bit>
 #include <functional>
 #include <map>
 #include <string>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "app/training_rank.h"
+#include "base/error.h"
 #include "base/philox.h"
 #include "comm/in_process.h"
 #include "runtime/serial_interpreter.h"
@@ -142,9 +144,12 @@ inline std::shared_ptr<const SampleSource> grid_data(const GridPlan& plan) {
   return std::make_shared<InventedSource>(12, plan.model.vocabulary_size, 4096);
 }
 
+// What stands where no rank has put anything: a NaN that no arithmetic gives.
+inline constexpr uint32_t kUnset = 0xFFFFABCD;
+
 // Elements held by one rank into the whole tensor.
 inline void put(std::vector<float>& whole, const ParameterSpec& p, const float* held) {
-  whole.resize(static_cast<size_t>(p.logical_count()));
+  whole.resize(static_cast<size_t>(p.logical_count()), std::bit_cast<float>(kUnset));
   for_each_held_run(p, [&](int64_t to, int64_t from, int64_t count) {
     std::copy_n(held + from, count, whole.begin() + to);
   });
@@ -152,16 +157,24 @@ inline void put(std::vector<float>& whole, const ParameterSpec& p, const float* 
 
 inline void add_to_state(std::vector<float>& whole, const PartTensor& t) {
   size_t count = 1;
-  for (int64_t n : t.shape) count *= static_cast<size_t>(n);
-  whole.resize(count, -7.0f);
-  const size_t run = t.stride > 0 ? static_cast<size_t>(t.run) : t.values.size();
-  for (size_t i = 0; i < t.values.size(); ++i)
-    whole[static_cast<size_t>(t.begin) + i / run * static_cast<size_t>(t.stride) + i % run] = t.values[i];
+  for (int64_t n : t.slice.shape) count *= static_cast<size_t>(n);
+  whole.resize(count, std::bit_cast<float>(kUnset));
+  const SliceExtent& extent = t.slice.extent;
+  const auto begin = static_cast<size_t>(extent.begin), stride = static_cast<size_t>(extent.stride),
+             run = static_cast<size_t>(extent.length());
+  for (size_t i = 0; i < t.values.size(); ++i) whole[begin + i / run * stride + i % run] = t.values[i];
 }
 
 // The whole of every parameter and moment, from the parts that the ranks would save.
 inline void collect_state(TrainingRank& rank, GridResult& result) {
-  for (const PartTensor& t : rank.checkpoint_tensors()) add_to_state(result.state[t.name], t);
+  for (const PartTensor& t : rank.checkpoint_tensors()) add_to_state(result.state[t.slice.name], t);
+}
+
+// Throws when an element was put by nobody.
+inline void require_whole(const std::map<std::string, std::vector<float>>& tensors) {
+  for (const auto& [name, values] : tensors)
+    for (size_t i = 0; i < values.size(); ++i)
+      require(std::bit_cast<uint32_t>(values[i]) != kUnset, "{}: no rank has element {}", name, i);
 }
 
 inline void collect_tied_copies(const TrainingRank& rank, const GridPlan& plan, GridResult& result) {
@@ -209,6 +222,7 @@ inline GridResult run_grid(const GridPlan& plan) {
     collect_state(*rank, result);
     collect_tied_copies(*rank, plan, result);
   }
+  require_whole(result.state);
   for (int l = 0; l < ranks[0]->model().layer_count(); ++l)
     for (const ParameterSpec& p : ranks[0]->model().layer(l).parameters())
       result.weights[p.name] = result.state.at(p.name);
