@@ -44,6 +44,13 @@ ExposedTime parse_exposed(const Json& json, const std::string& where) {
           .recovery = number(json, "recovery", where)};
 }
 
+Json tier_json(const TierBytes& bytes) {
+  Json json;
+  for (int tier = 0; tier < kTierCount; ++tier)
+    json[name_of(static_cast<Tier>(tier))] = bytes[static_cast<size_t>(tier)];
+  return json;
+}
+
 Json exposed_json(const ExposedTime& e) {
   return {{"bubble", finite(e.bubble)}, {"boundary", finite(e.boundary)}, {"grad_sync", finite(e.grad_sync)},
           {"update", finite(e.update)}, {"prefetch", finite(e.prefetch)}, {"recovery", finite(e.recovery)}};
@@ -64,9 +71,8 @@ StepMetrics parse_line(std::string_view line, const std::string& where) {
     for (const Json& rank : json["ranks"])
       m.ranks.push_back({number(rank, "compute", where), parse_exposed(rank, where)});
   const Json memory = object_at(json, "memory", where);
-  m.memory.long_tier = json_integer(memory, "long", where);
-  m.memory.medium_tier = json_integer(memory, "medium", where);
-  m.memory.short_tier = json_integer(memory, "short", where);
+  for (int tier = 0; tier < kTierCount; ++tier)
+    m.memory[static_cast<size_t>(tier)] = json_integer(memory, name_of(static_cast<Tier>(tier)), where);
   m.consumed_samples = json_integer(json, "consumed_samples", where);
   m.skipped = json_bool(json, "skipped", where, false);
   if (json.contains("valid_loss")) m.valid_loss = number(json, "valid_loss", where);
@@ -76,19 +82,17 @@ StepMetrics parse_line(std::string_view line, const std::string& where) {
 }  // namespace
 
 Json to_json(const StepMetrics& m) {
-  Json json = {
-      {"step", m.step},
-      {"loss", finite(m.loss)},
-      {"grad_norm", finite(m.grad_norm)},
-      {"learning_rate", finite(m.learning_rate)},
-      {"tokens_per_second", finite(m.tokens_per_second)},
-      {"step_seconds", finite(m.step_seconds)},
-      {"t_1f1b_seconds", finite(m.main_path_seconds)},
-      {"exposed", exposed_json(m.exposed)},
-      {"memory",
-       {{"long", m.memory.long_tier}, {"medium", m.memory.medium_tier}, {"short", m.memory.short_tier}}},
-      {"consumed_samples", m.consumed_samples},
-      {"skipped", m.skipped}};
+  Json json = {{"step", m.step},
+               {"loss", finite(m.loss)},
+               {"grad_norm", finite(m.grad_norm)},
+               {"learning_rate", finite(m.learning_rate)},
+               {"tokens_per_second", finite(m.tokens_per_second)},
+               {"step_seconds", finite(m.step_seconds)},
+               {"t_1f1b_seconds", finite(m.main_path_seconds)},
+               {"exposed", exposed_json(m.exposed)},
+               {"memory", tier_json(m.memory)},
+               {"consumed_samples", m.consumed_samples},
+               {"skipped", m.skipped}};
   for (const RankTime& rank : m.ranks) {
     Json time = exposed_json(rank.exposed);
     time["compute"] = finite(rank.compute);

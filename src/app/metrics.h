@@ -9,14 +9,10 @@
 #include <vector>
 
 #include "base/json.h"
+#include "schedule/memory.h"
 #include "schedule/timeline.h"
 
 namespace trainer {
-
-// Largest bytes in use of each lifetime tier during a step, of the rank that used most in all.
-struct MemoryUse {
-  int64_t long_tier = 0, medium_tier = 0, short_tier = 0;
-};
 
 // Where one rank's step went: its Forwards and Backwards, and what they waited for. They add up to the step.
 struct RankTime {
@@ -36,7 +32,7 @@ struct StepMetrics {
   double main_path_seconds = 0;
   ExposedTime exposed;  // mean over ranks
   std::vector<RankTime> ranks;
-  MemoryUse memory;
+  TierBytes memory{};                // largest use during the step, of the rank that used most in all
   int64_t consumed_samples = 0;      // since the start of training, this step included
   bool skipped = false;              // no update was made
   std::optional<double> valid_loss;  // of the evaluation after this step, if there was one

@@ -81,9 +81,8 @@ double Options::number(const std::string& name, double fallback, double least) c
 
 ConfigArguments read_config_arguments(std::span<const std::string> words,
                                       const std::vector<std::string>& with_value,
-                                      const std::vector<std::string>& flags) {
-  std::string config;
-  std::vector<std::string> overrides, others;
+                                      const std::vector<std::string>& flags, bool several) {
+  std::vector<std::string> configs, overrides, others;
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string& word = words[i];
     if (word == "--set") {
@@ -91,16 +90,17 @@ ConfigArguments read_config_arguments(std::span<const std::string> words,
       overrides.push_back(words[i]);
     } else if (word.starts_with("--set=")) {
       overrides.push_back(word.substr(6));
-    } else if (word.starts_with("-") || !config.empty()) {
+    } else if (word.starts_with("-") || (!several && !configs.empty())) {
       others.push_back(word);
       if (contains(with_value, word) && i + 1 < words.size()) others.push_back(words[++i]);
     } else {
-      config = word;
+      configs.push_back(word);
     }
   }
   Options options(others, with_value, flags);
-  if (config.empty()) input_error("no config given; --help lists the arguments");
-  return {std::move(config), std::move(overrides), std::move(options)};
+  if (configs.empty()) input_error("no config given; --help lists the arguments");
+  const std::string first = configs.front();
+  return {first, std::move(configs), std::move(overrides), std::move(options)};
 }
 
 }  // namespace trainer

@@ -31,14 +31,15 @@ class Options {
 
 // Arguments of a subcommand that reads a config.
 struct ConfigArguments {
-  std::string config;                  // its path
+  std::string config;                  // its path; of several, the first
+  std::vector<std::string> configs;    // all of them
   std::vector<std::string> overrides;  // of each --set: SECTION.KEY=VALUE
   Options options;                     // the rest
 };
 
-// Throws InputError as Options does, and when there is not exactly one path.
+// Throws InputError as Options does, and when there is not exactly one path (`several`: at least one).
 ConfigArguments read_config_arguments(std::span<const std::string> words,
                                       const std::vector<std::string>& with_value,
-                                      const std::vector<std::string>& flags);
+                                      const std::vector<std::string>& flags, bool several = false);
 
 }  // namespace trainer

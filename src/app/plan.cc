@@ -59,14 +59,15 @@ Json classes_json(const StageMemory& memory) {
 
 std::string gib(int64_t bytes) { return fmt::format("{:.2f}", static_cast<double>(bytes) / 0x1p30); }
 
+// Of the passes that plans differ by.
 std::string passes_text(const PlanChoice& c) {
   std::string text;
   for (const std::string& pass : c.passes)
-    text += fmt::format("{}{}", text.empty() ? "" : "+",
-                        pass == "forward_side_recovery"  ? "FSR"
-                        : pass == "layer_state_pipeline" ? "LSP"
-                        : pass == "update_prefetch"      ? "U-P"
-                                                         : pass.c_str());
+    if (is_chosen_among(pass))
+      text += fmt::format("{}{}", text.empty() ? "" : "+",
+                          pass == "forward_side_recovery"  ? "FSR"
+                          : pass == "layer_state_pipeline" ? "LSP"
+                                                           : "U-P");
   return text.empty() ? "-" : text;
 }
 
@@ -97,6 +98,7 @@ void run(std::span<const std::string> words) {
   const Config config = read_config(arguments.config, arguments.overrides);
   const Platform platform = read_platform(options.required("--platform"));
   options.required("--devices");
+  if (options.has("--write")) require_trainable(config);
   const auto devices = static_cast<int>(options.integer("--devices", 1, 1));
   const int64_t budget =
       options.has("--memory") ? parse_bytes(*options.find("--memory"), "--memory") : platform.memory_bytes;

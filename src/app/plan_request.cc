@@ -10,9 +10,33 @@
 
 namespace trainer {
 
+namespace {
+
+std::filesystem::path hugging_face_file(const Config& config) {
+  std::filesystem::path file = config.model.hugging_face;
+  if (std::filesystem::is_directory(file)) file /= "config.json";
+  return file;
+}
+
+bool is_planned_only(const Json& json, const std::string& where) {
+  return json_string(json, "model_type", where, "") == "baichuan";
+}
+
+}  // namespace
+
+void require_trainable(const Config& config) {
+  if (config.model.hugging_face.empty()) return;
+  const std::string file = hugging_face_file(config).string();
+  const Json json = parse_json_file(file);
+  if (is_planned_only(json, file))
+    input_error(
+        "{}: a model of type '{}' can be planned for but not trained, so no config can be written for it; "
+        "leave '--write' out",
+        file, json_string(json, "model_type", file));
+}
+
 ModelConfig planned_model_from_hugging_face(const Json& json, const std::string& where) {
-  if (json_string(json, "model_type", where, "") != "baichuan")
-    return model_config_from_hugging_face(json, where);
+  if (!is_planned_only(json, where)) return model_config_from_hugging_face(json, where);
   // A Llama block with one key/value head per query head; ALiBi instead of rotary positions has no weights.
   Json llama = json;
   llama["model_type"] = "llama";
@@ -24,9 +48,8 @@ ModelConfig planned_model_from_hugging_face(const Json& json, const std::string&
 
 ModelConfig make_planned_model(const Config& config) {
   if (!config.model.hugging_face.empty()) {
-    std::filesystem::path file = config.model.hugging_face;
-    if (std::filesystem::is_directory(file)) file /= "config.json";
-    return planned_model_from_hugging_face(parse_json_file(file.string()), file.string());
+    const std::string file = hugging_face_file(config).string();
+    return planned_model_from_hugging_face(parse_json_file(file), file);
   }
   int64_t vocabulary = 0;
   if (config.model.vocabulary_size == 0 && !config.data.tokenizer.empty())
@@ -67,6 +90,8 @@ PlanRequest make_plan_request(const Config& config, const ModelConfig& model, in
   request.element_bytes = static_cast<int64_t>(size_of(config.precision.compute));
   request.memory_budget = memory_budget;
   request.updates_wait_for_norm = config.optimizer.clip_grad > 0 || config.optimizer.skip_non_finite;
+  for (const std::string& pass : config.schedule.passes)
+    if (!is_chosen_among(pass)) request.other_passes.push_back(pass);
   request.model = catalogue_source(model, config.data.sequence_length, config.precision.compute,
                                    static_cast<int>(std::max<int64_t>(config.device.threads, 1)));
   return request;

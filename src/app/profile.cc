@@ -38,32 +38,6 @@ constexpr int64_t kCopyBytes = int64_t{64} << 20;  // of each array; beyond what
 constexpr int kCopies = 5;
 constexpr int64_t kLeastSum = int64_t{1} << 20, kLongestSum = int64_t{8} << 20;  // bytes
 
-struct Arguments {
-  std::vector<std::string> configs, overrides;
-  Options options;
-};
-
-Arguments parse(std::span<const std::string> words) {
-  std::vector<std::string> configs, overrides, others;
-  for (size_t i = 0; i < words.size(); ++i) {
-    const std::string& word = words[i];
-    const bool has_value = word == "--set" || word == "--out" || word == "--steps";
-    if (!word.starts_with("-")) {
-      configs.push_back(word);
-    } else if (word.starts_with("--set=")) {
-      overrides.push_back(word.substr(6));
-    } else if (word == "--set") {
-      if (++i == words.size()) input_error("--set needs SECTION.KEY=VALUE after it");
-      overrides.push_back(words[i]);
-    } else {
-      others.push_back(word);
-      if (has_value && i + 1 < words.size()) others.push_back(words[++i]);
-    }
-  }
-  if (configs.empty()) input_error("no config given; --help lists the arguments");
-  return {std::move(configs), std::move(overrides), Options(others, {"--out", "--steps"}, {})};
-}
-
 struct Subject {
   Config config;
   ModelConfig model;
@@ -76,9 +50,10 @@ Subject read_subject(const std::string& path, const std::vector<std::string>& ov
     input_error("{}: 'parallel.tensor_parallel_size' is {}; layers that are cut over ranks are not measured",
                 path, s.config.parallel.tensor_parallel_size);
   if (s.config.device.threads == 0) s.config.device.threads = cores;
-  std::unique_ptr<Tokenizer> tokenizer;
-  if (!s.config.data.tokenizer.empty()) tokenizer = load_tokenizer(s.config.data.tokenizer);
-  s.model = make_model_config(s.config, tokenizer ? tokenizer->vocabulary_size() : 0);
+  int64_t vocabulary = 0;
+  if (s.config.model.vocabulary_size == 0 && !s.config.data.tokenizer.empty())
+    vocabulary = load_tokenizer(s.config.data.tokenizer)->vocabulary_size();
+  s.model = make_model_config(s.config, vocabulary);
   return s;
 }
 
@@ -110,7 +85,6 @@ double mean_over_ranks(Communicator& world, double value) {
 }
 
 void add_layers(MachineProfile& profile, const LayerProfile& fresh) {
-  profile.layers.task_overhead_seconds = fresh.task_overhead_seconds;
   for (const MeasuredLayer& m : fresh.layers) {
     const auto same = [&](const MeasuredLayer& other) { return other.shape == m.shape; };
     auto& all = profile.layers.layers;
@@ -146,6 +120,7 @@ MachineProfile measure(const std::vector<Subject>& subjects, const MpiEnvironmen
   profile.node_memory_bytes = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
   profile.memory_bytes = profile.node_memory_bytes / mpi.local_size();
   profile.collective_algorithm = name_of(subjects.front().config.parallel.grad_sync);
+  std::vector<double> overheads;
   for (const Subject& s : subjects) {
     const auto kernels = make_host_kernels(static_cast<int>(s.config.device.threads));
     double& rate = profile.matmul_flops_per_second[name_of(s.config.precision.compute)];
@@ -155,8 +130,11 @@ MachineProfile measure(const std::vector<Subject>& subjects, const MpiEnvironmen
       world.barrier();
       profile.memory_bytes_per_second = mean_over_ranks(world, memory_rate(*kernels));
     }
-    add_layers(profile, measure_layers(s.config, s.model, world, steps, profile.memory_bytes));
+    const LayerProfile layers = measure_layers(s.config, s.model, world, steps, profile.memory_bytes);
+    overheads.push_back(layers.task_overhead_seconds);
+    add_layers(profile, layers);
   }
+  profile.layers.task_overhead_seconds = median(overheads);
   add_links(profile, world, subjects);
   profile.source = fmt::format(
       "measured by trainer profile: {} rank{} at once, {} on a machine, {} thread{} each on {} core{}, "
@@ -176,7 +154,7 @@ int profile(const MpiEnvironment& mpi, std::span<const std::string> words) {
   const auto cores = cores_of_local_rank(allowed_cores(), mpi.local_rank(), mpi.local_size());
   bind_to_cores(cores);
   together(*world, [&] {
-    const Arguments arguments = parse(words);
+    const ConfigArguments arguments = read_config_arguments(words, {"--out", "--steps"}, {}, true);
     out = arguments.options.find("--out").value_or("this-machine.json");
     steps = static_cast<int>(arguments.options.integer("--steps", 5, 1));
     for (const std::string& path : arguments.configs)
@@ -202,7 +180,7 @@ Platform to_platform(const MachineProfile& profile) {
   p.memory_bytes_per_second = profile.memory_bytes_per_second;
   p.task_overhead_seconds = profile.layers.task_overhead_seconds;
   p.host_memory_bytes = profile.node_memory_bytes;
-  p.host_memory_bytes_per_second = profile.memory_bytes_per_second;
+  p.host_memory_bytes_per_second = profile.ranks_per_node * profile.memory_bytes_per_second;
   p.collective_algorithm = profile.collective_algorithm;
   p.measured = profile.layers.layers;
   double forward = 0, backward = 0, ideal = 0;
@@ -217,22 +195,25 @@ Platform to_platform(const MachineProfile& profile) {
     p.forward_efficiency = p.recover_efficiency = std::clamp(ideal / forward, kLeast, 1.0);
     p.backward_efficiency = std::clamp(2 * ideal / backward, kLeast, 1.0);
   }
-  const auto set = [&](Link Platform::LinkPair::*place, const std::optional<LinkProfile>& link) {
+  const auto set = [&](Link Platform::LinkPair::*place, const char* where,
+                       const std::optional<LinkProfile>& link) {
     if (!link) return;
-    Link& boundary = p.links[static_cast<size_t>(LinkUse::kBoundary)].*place;
-    boundary.latency_seconds = link->latency_seconds;
-    boundary.bytes_per_second = link->bytes_per_second;
-    p.links[static_cast<size_t>(LinkUse::kBoundary)].source = fmt::format(
-        "a message from a rank that computes to one that waits; with nothing else going on, long ones alone "
-        "{:.3g} bytes/s, from every rank to the next at once {:.3g} each",
-        link->alone_bytes_per_second, link->together_bytes_per_second);
-    Link& sums = p.links[static_cast<size_t>(LinkUse::kCollective)].*place;
-    sums.latency_seconds = link->sum_latency_seconds;
-    sums.bytes_per_second = link->sum_bytes_per_second;
-    sums.core_share = link->sum_core_share;
+    const auto write = [&](LinkUse use, const Link& measured, const std::string& source) {
+      auto& pair = p.links[static_cast<size_t>(use)];
+      pair.*place = measured;
+      pair.source += fmt::format("{}{}: {}", pair.source.empty() ? "" : "; ", where, source);
+    };
+    write(LinkUse::kBoundary, {link->latency_seconds, link->bytes_per_second, "", 0},
+          fmt::format(
+              "a message from a rank that computes to one that waits; with nothing else going on, long ones "
+              "alone {:.3g} bytes/s, from every rank to the next at once {:.3g} each",
+              link->alone_bytes_per_second, link->together_bytes_per_second));
+    write(LinkUse::kCollective,
+          {link->sum_latency_seconds, link->sum_bytes_per_second, "", link->sum_core_share},
+          "all-reduce of a block's gradient in training's chunks, alone and beside matrix products");
   };
-  set(&Platform::LinkPair::within_node, profile.within_node);
-  set(&Platform::LinkPair::across_nodes, profile.across_nodes);
+  set(&Platform::LinkPair::within_node, "within a node", profile.within_node);
+  set(&Platform::LinkPair::across_nodes, "across nodes", profile.across_nodes);
   return p;
 }
 

@@ -16,7 +16,7 @@ struct MachineProfile {
   int ranks_per_node = 1;
   int64_t memory_bytes = 0, node_memory_bytes = 0;
   std::map<std::string, double> matmul_flops_per_second;  // by precision
-  double memory_bytes_per_second = 0;
+  double memory_bytes_per_second = 0;                     // while all ranks of the node use the memory
   LayerProfile layers;
   std::string collective_algorithm = "direct";
   std::optional<LinkProfile> within_node, across_nodes;

@@ -27,7 +27,7 @@ struct RatrainCase {
   RatrainMethod method = RatrainMethod::kFull;
 
   int clusters() const { return stages * replicas * tensor_ranks; }
-  double tokens() const { return 2048.0 * replicas * micro_batches; }
+  bool operator==(const RatrainCase&) const = default;
 };
 
 // Stages are even in time; where those do not fit 20 GiB, even in memory.

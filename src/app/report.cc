@@ -83,13 +83,10 @@ Typical typical(const std::vector<StepMetrics>& metrics) {
   return t;
 }
 
-MemoryUse peak_memory(const std::vector<StepMetrics>& metrics) {
-  MemoryUse peak;
-  for (const auto& m : metrics) {
-    peak.long_tier = std::max(peak.long_tier, m.memory.long_tier);
-    peak.medium_tier = std::max(peak.medium_tier, m.memory.medium_tier);
-    peak.short_tier = std::max(peak.short_tier, m.memory.short_tier);
-  }
+TierBytes peak_memory(const std::vector<StepMetrics>& metrics) {
+  TierBytes peak{};
+  for (const auto& m : metrics)
+    for (size_t tier = 0; tier < peak.size(); ++tier) peak[tier] = std::max(peak[tier], m.memory[tier]);
   return peak;
 }
 
@@ -104,7 +101,7 @@ std::string tiles(const std::vector<StepMetrics>& metrics, const Typical& mean) 
     seconds += m.step_seconds;
     skipped += m.skipped ? 1 : 0;
   }
-  const MemoryUse peak = peak_memory(metrics);
+  const TierBytes peak = peak_memory(metrics);
   std::string html = tile(fmt::format("{:.4f}", losses.back().second), "final training loss");
   if (!valid.empty()) html += tile(fmt::format("{:.4f}", valid.back().second), "final validation loss");
   html += tile(fmt::format("{}", metrics.back().step),
@@ -113,8 +110,7 @@ std::string tiles(const std::vector<StepMetrics>& metrics, const Typical& mean) 
   html += tile(format_count(mean.tokens_per_second), "tokens per second");
   html += tile(fmt::format("{:.1f} %", mean.seconds > 0 ? 100 * mean.waited() / mean.seconds : 0),
                "of a step is waiting");
-  html += tile(format_bytes(static_cast<double>(peak.long_tier + peak.medium_tier + peak.short_tier)),
-               "peak memory, one rank");
+  html += tile(format_bytes(static_cast<double>(peak[0] + peak[1] + peak[2])), "peak memory, one rank");
   return fmt::format("<div class=\"tiles\">{}</div>\n", html);
 }
 
@@ -164,10 +160,10 @@ std::string waiting(const Typical& mean) {
 }
 
 std::string memory(const std::vector<StepMetrics>& metrics, const Timeline& timeline) {
-  const MemoryUse peak = peak_memory(metrics);
-  std::vector<Bar> bars = {{"long", "c-blue", static_cast<double>(peak.long_tier), ""},
-                           {"medium", "c-orange", static_cast<double>(peak.medium_tier), ""},
-                           {"short", "c-green", static_cast<double>(peak.short_tier), ""}};
+  const TierBytes peak = peak_memory(metrics);
+  std::vector<Bar> bars = {{"long", "c-blue", static_cast<double>(peak[0]), ""},
+                           {"medium", "c-orange", static_cast<double>(peak[1]), ""},
+                           {"short", "c-green", static_cast<double>(peak[2]), ""}};
   for (auto& bar : bars) bar.text = format_bytes(bar.value);
   return section("Memory by lifetime", fmt::format("<p class=\"quiet\">Largest use of a step, of the rank "
                                                    "that used most. Long: kept for the whole run. "

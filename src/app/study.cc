@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "app/command.h"
 #include "app/options.h"
@@ -106,6 +107,24 @@ std::optional<double> StudyRow::error() const {
   return measure == StudyError::kDifference ? *mine - *theirs : *mine / *theirs - 1;
 }
 
+bool StudyRow::deviates() const {
+  const auto distance = error();
+  if (!distance) return false;
+  constexpr double kShare = 0.01;
+  const double allowed = measure == StudyError::kEqual      ? 0
+                         : measure == StudyError::kRelative ? kShare
+                                                            : kShare * std::abs(std::get<double>(published));
+  return std::abs(*distance) > allowed;
+}
+
+StudyRow& add_row(Study& study, std::string table, std::string row, StudyValue published, StudyValue ours,
+                  StudyError measure, std::string unit, std::string why) {
+  StudyRow& added = study.rows.emplace_back(StudyRow{
+      std::move(table), std::move(row), std::move(published), std::move(ours), measure, std::move(unit), {}});
+  if (added.deviates()) added.note = std::move(why);
+  return added;
+}
+
 std::span<const StudyEntry> studies() { return kStudies; }
 
 std::string study_json(const Study& study) {
@@ -135,11 +154,11 @@ std::string study_markdown(const Study& study, const std::string& command) {
     text += fmt::format("| {} | {} | {} | {} |\n", title_of(row), text_of(row.published), text_of(row.ours),
                         text_of_error(row));
   }
-  text += "\n## Deviations\n\n";
-  const auto deviates = [](const StudyRow& row) { return !row.note.empty(); };
-  if (std::none_of(study.rows.begin(), study.rows.end(), deviates)) text += "None.\n";
+  text += "\n## Deviations and fitted rows\n\n";
+  const auto noted = [](const StudyRow& row) { return !row.note.empty(); };
+  if (std::none_of(study.rows.begin(), study.rows.end(), noted)) text += "None.\n";
   for (const StudyRow& row : study.rows)
-    if (deviates(row)) text += fmt::format("- {}, {}: {}\n", row.table, row.row, row.note);
+    if (noted(row)) text += fmt::format("- {}, {}: {}\n", row.table, row.row, row.note);
   if (!study.assumptions.empty()) text += "\n## Assumptions\n\n";
   for (const std::string& sentence : study.assumptions) text += fmt::format("- {}\n", sentence);
   return text;

@@ -23,10 +23,12 @@ struct StudyRow {
   StudyValue published, ours;
   StudyError measure = StudyError::kRelative;
   std::string unit;  // "%", "ms", "GB"; "" for texts and plain numbers
-  std::string note;  // why ours differs; such rows are listed as deviations
+  std::string note;  // why ours differs, or how it came to agree; listed below the tables
 
   // Empty where a value is missing.
   std::optional<double> error() const;
+  // By more than 1 % of the published value; of texts, at all.
+  bool deviates() const;
 };
 
 struct Study {
@@ -34,6 +36,10 @@ struct Study {
   std::vector<std::string> assumptions;  // sentences, said below the tables
   std::vector<StudyRow> rows;            // rows of one table stand together
 };
+
+// Appends a row. `why` becomes its note where it deviates.
+StudyRow& add_row(Study& study, std::string table, std::string row, StudyValue published, StudyValue ours,
+                  StudyError measure, std::string unit = "", std::string why = "");
 
 struct StudyEntry {
   const char* name;

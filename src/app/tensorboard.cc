@@ -110,7 +110,7 @@ void TensorBoardWriter::flush() {
 }
 
 void write_step(TensorBoardWriter& writer, const StepMetrics& m) {
-  const auto scalar = [&](const char* tag, double value) { writer.scalar(tag, m.step, value); };
+  const auto scalar = [&](const std::string& tag, double value) { writer.scalar(tag, m.step, value); };
   scalar("train/loss", m.loss);
   scalar("train/grad_norm", m.grad_norm);
   scalar("train/learning_rate", m.learning_rate);
@@ -124,9 +124,9 @@ void write_step(TensorBoardWriter& writer, const StepMetrics& m) {
   scalar("waiting/update", m.exposed.update);
   scalar("waiting/prefetch", m.exposed.prefetch);
   scalar("waiting/recovery", m.exposed.recovery);
-  scalar("memory/long", static_cast<double>(m.memory.long_tier));
-  scalar("memory/medium", static_cast<double>(m.memory.medium_tier));
-  scalar("memory/short", static_cast<double>(m.memory.short_tier));
+  for (int tier = 0; tier < kTierCount; ++tier)
+    scalar(fmt::format("memory/{}", name_of(static_cast<Tier>(tier))),
+           static_cast<double>(m.memory[static_cast<size_t>(tier)]));
   if (m.valid_loss) scalar("valid/loss", *m.valid_loss);
   writer.flush();
 }

@@ -225,7 +225,7 @@ void TrainingJob::record_chunk(int64_t first, int count, double chunk_begin) {
       m.tokens_per_second =
           static_cast<double>(config_.training.global_batch_size * config_.data.sequence_length) /
           m.step_seconds;
-      m.memory = {memory_plan_.tiers[0], memory_plan_.tiers[1], memory_plan_.tiers[2]};
+      m.memory = memory_plan_.tiers;
       m.consumed_samples = m.step * config_.training.global_batch_size;
       m.skipped = result.skipped;
       step_seconds_.push_back(m.step_seconds);

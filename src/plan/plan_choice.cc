@@ -14,6 +14,10 @@ bool PlanChoice::has(const std::string& pass) const {
   return std::find(passes.begin(), passes.end(), pass) != passes.end();
 }
 
+bool is_chosen_among(const std::string& pass) {
+  return pass == "forward_side_recovery" || pass == "layer_state_pipeline" || pass == "update_prefetch";
+}
+
 const char* name_of(ActivationPolicy policy) {
   switch (policy) {
     case ActivationPolicy::kFullSave:

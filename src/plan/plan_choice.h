@@ -24,6 +24,7 @@ struct PlanRequest {
   int64_t element_bytes = 2;
   int64_t memory_budget = 0;  // bytes per rank
   bool updates_wait_for_norm = true;
+  std::vector<std::string> other_passes;  // of every plan, behind those that are chosen among
   std::vector<int> tensor_sizes = {1, 2, 4, 8};
   std::vector<int64_t> micro_batch_sizes = {1, 2, 4, 8};
   // Throws InputError where the model cannot be cut into so many parts.
@@ -48,6 +49,8 @@ struct PlanChoice {
 // "P8 D32 T1 Z2 b1 A128 checkpoint, layers 9 x 8 + 8, forward_side_recovery ..."
 std::string describe(const PlanChoice& choice);
 const char* name_of(ActivationPolicy policy);
+// Whether plans are made with and without this pass.
+bool is_chosen_among(const std::string& pass);
 // "9, 8, 8, 7" shortened to "9, 8 x 2, 7".
 std::string describe_stages(const std::vector<int64_t>& stage_layers);
 

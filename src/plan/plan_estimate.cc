@@ -20,6 +20,17 @@ double collective(const Platform& platform, const PlanChoice& choice, Collective
   return cost.seconds + (cost.bytes > 0 ? cost.bytes / cost.rate : 0);
 }
 
+// The last of several stages keeps what fits, as a rule everything.
+bool recovers(const PlanChoice& choice, int stage) { return choice.stages == 1 || stage + 1 < choice.stages; }
+
+// How often ZeRO-3 gathers a layer's weights for one micro-batch. Neighbouring uses share a copy: a recovery
+// and its backward unless it runs ahead, and the head's passes. An embedding's backward reads no weights.
+int gathers_of(const PlanChoice& choice, const LayerSeconds& seconds, int stage, int layer) {
+  const auto l = static_cast<size_t>(layer);
+  if (layer == 0 || l + 1 == seconds.forward.size()) return 1;
+  return choice.has("forward_side_recovery") && recovers(choice, stage) && seconds.recover[l] > 0 ? 3 : 2;
+}
+
 // Seconds of one stage.
 struct StageSeconds {
   double forward = 0, backward = 0, recover = 0;
@@ -27,12 +38,14 @@ struct StageSeconds {
 
 }  // namespace
 
-LayerSeconds layer_seconds(const PlanRequest& request, const PlanModel& model, ActivationPolicy activation,
-                           const Platform& platform) {
+LayerSeconds layer_seconds(const PlanRequest& request, const PlanModel& model, int tensor_ranks,
+                           ActivationPolicy activation, const Platform& platform) {
   PlanChoice one;
+  one.tensor_ranks = tensor_ranks;
   one.activation = activation;
   one.stage_layers = {static_cast<int64_t>(model.layers.size()) - 2};
-  const Problem problem = problem_of(request, model, one, false);
+  Problem problem = problem_of(request, model, one, false);
+  problem.ranks = {0};
   const StepGraph graph = build_step_graph(problem);
   const CostTable costs = cost_model(graph, problem, platform);
   LayerSeconds seconds;
@@ -66,8 +79,7 @@ StepParts estimate_step(const PlanRequest& request, const PlanModel& model, cons
   for (int s = 0; s < stages; ++s) {
     const int begin = first[static_cast<size_t>(s)], end = first[static_cast<size_t>(s) + 1];
     StageSeconds t{sum(seconds.forward, begin, end), sum(seconds.backward, begin, end),
-                   s + 1 < stages ? sum(seconds.recover, begin, end) : 0};
-    if (stages == 1) t.recover = sum(seconds.recover, begin, end);
+                   recovers(choice, s) ? sum(seconds.recover, begin, end) : 0};
     by_stage.push_back(t);
     const double main = t.forward + t.backward;
     fill += main;
@@ -94,7 +106,8 @@ StepParts estimate_step(const PlanRequest& request, const PlanModel& model, cons
   for (int s = 0; s < stages; ++s) {
     const int begin = first[static_cast<size_t>(s)], end = first[static_cast<size_t>(s) + 1];
     StepParts state;
-    double sync = 0, gather = 0, update = 0, refresh = 0, first_gather = 0, last_sync = 0, first_update = 0;
+    double sync = 0, gather = 0, gathers = 0, update = 0, refresh = 0, first_gather = 0, last_sync = 0,
+           first_update = 0;
     for (int l = begin; l < end; ++l) {
       const auto parameters = static_cast<double>(model.layers[static_cast<size_t>(l)].parameters);
       const double one = collective(
@@ -105,6 +118,7 @@ StepParts estimate_step(const PlanRequest& request, const PlanModel& model, cons
       const double copy =
           sharding > 0 ? collective(platform, choice, CollectiveKind::kAllGather, element * parameters) : 0;
       gather += copy;
+      gathers += copy * gathers_of(choice, seconds, s, l);
       if (l - begin < 2) first_gather += copy;
       const double share = sharding > 0 ? choice.replicas : 1;
       update += seconds.update[static_cast<size_t>(l)] / share;
@@ -115,7 +129,7 @@ StepParts estimate_step(const PlanRequest& request, const PlanModel& model, cons
     }
     const StageSeconds& t = by_stage[static_cast<size_t>(s)];
     // What is exchanged with every micro-batch shares the lane with nothing and hides under all of them.
-    const double per_micro_batch = (choice.shard_gradients ? sync : 0) + (sharding == 3 ? 2 * gather : 0);
+    const double per_micro_batch = (choice.shard_gradients ? sync : 0) + (sharding == 3 ? gathers : 0);
     state.communication = std::max(0.0, micro_batches * per_micro_batch - parts.main_path - parts.recovery);
     if (!choice.shard_gradients)
       state.communication += pipelined ? std::max(last_sync, sync - t.backward) : sync;

@@ -14,14 +14,15 @@ struct StepParts {
   double main_path = 0, communication = 0, update = 0, prefetch = 0, recovery = 0;
 };
 
-// Of one micro-batch on one device, by layer; taken from the cost model of a program of one stage.
+// Of one micro-batch on one device, by layer; taken from the cost model of a program of one stage. Of a
+// layer cut over a tensor-parallel group, with what it waits for its peers.
 struct LayerSeconds {
   std::vector<double> forward, backward, recover;
   std::vector<double> update;   // of all parameters of the layer
   std::vector<double> refresh;  // working weights from the master copy, likewise
 };
-LayerSeconds layer_seconds(const PlanRequest& request, const PlanModel& model, ActivationPolicy activation,
-                           const Platform& platform);
+LayerSeconds layer_seconds(const PlanRequest& request, const PlanModel& model, int tensor_ranks,
+                           ActivationPolicy activation, const Platform& platform);
 
 // 1F1B by its slowest stage, with fill and drain; state tasks of the slowest stage as far as backward and
 // next forward do not cover them.

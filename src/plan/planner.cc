@@ -100,7 +100,9 @@ class Search {
     const std::tuple key{choice.tensor_ranks, choice.micro_batch_size, choice.activation};
     const auto it = seconds_.find(key);
     if (it != seconds_.end()) return it->second;
-    return seconds_.emplace(key, layer_seconds(request_, model, choice.activation, platform_)).first->second;
+    return seconds_
+        .emplace(key, layer_seconds(request_, model, choice.tensor_ranks, choice.activation, platform_))
+        .first->second;
   }
 
   void reject(const PlanChoice& choice, RejectionKind kind, std::string reason) {
@@ -163,6 +165,8 @@ class Search {
               choice.passes.emplace_back("layer_state_pipeline");
               choice.passes.emplace_back("update_prefetch");
             }
+            choice.passes.insert(choice.passes.end(), request_.other_passes.begin(),
+                                 request_.other_passes.end());
             enumerate_splits(choice, *model, report);
           }
       }

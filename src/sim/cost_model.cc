@@ -35,6 +35,11 @@ class CostModel {
     costs_.meeting.assign(tasks, kNone);
     costs_.link_group.assign(graph.lanes.size(), kNone);
     for (const Lane& lane : graph.lanes) built_.insert(lane.rank);
+    for (const LayerCatalogue& layer : problem.layers) {
+      LayerCosts& costs = layers_.emplace_back();
+      costs.measured = platform.measurement(shape_of(layer, problem.element_bytes));
+      for (const SavedTensor& saved : layer.saved) costs.recompute_flops += saved.recompute_flops;
+    }
   }
 
   CostTable make() {
@@ -46,6 +51,12 @@ class CostModel {
   }
 
  private:
+  // Looked up once for all of a layer's tasks.
+  struct LayerCosts {
+    const MeasuredLayer* measured = nullptr;
+    double recompute_flops = 0;  // of everything that its backward needs
+  };
+
   void cost(TaskId id) {
     const Task& task = graph_.tasks[static_cast<size_t>(id)];
     const LaneKind lane = graph_.lanes[static_cast<size_t>(lane_)].kind;
@@ -72,6 +83,12 @@ class CostModel {
           move(id, need(platform_, LinkUse::kBoundary, node_of(task.at.rank) != node_of(task.communicator)),
                static_cast<double>(task.bytes), task.at.rank);
     }
+  }
+
+  // Ranks of this rank's node, which share its host memory.
+  int ranks_beside(int rank) const {
+    const int first = node_of(rank) * platform_.devices_per_node;
+    return std::min(platform_.devices_per_node, problem_.world_size() - first);
   }
 
   int node_of(int rank) const { return rank / platform_.devices_per_node; }
@@ -113,9 +130,10 @@ class CostModel {
     return flops;
   }
 
-  double product_seconds(double flops, double efficiency) const {
+  double product_seconds(double flops, double efficiency) {
     if (flops == 0) return 0;
-    return flops / (efficiency * platform_.flops_per_second(precision_of(problem_.element_bytes)));
+    if (matmul_rate_ == 0) matmul_rate_ = platform_.flops_per_second(precision_of(problem_.element_bytes));
+    return flops / (efficiency * matmul_rate_);
   }
 
   // What a layer cut over a tensor-parallel group waits for its peers, which are neighbours.
@@ -128,7 +146,11 @@ class CostModel {
       if (task.kind == TaskKind::kRecover) exchange += layer.recover_exchange;
     }
     if (exchange.count == 0) return 0;
-    const Link& link = need(platform_, LinkUse::kCollective, platform_.devices_per_node == 1);
+    const int first = task.at.rank - problem_.tensor_of(task.at.rank);
+    // A problem that leaves its groups out (tensor_ranks 1, layers cut all the same) has one device for each.
+    const bool across_nodes =
+        platform_.devices_per_node == 1 || node_of(first) != node_of(first + problem_.tensor_ranks - 1);
+    const Link& link = need(platform_, LinkUse::kCollective, across_nodes);
     return exchange.count * link.latency_seconds +
            static_cast<double>(exchange.bytes) / link.bytes_per_second;
   }
@@ -152,10 +174,10 @@ class CostModel {
   }
 
   // The longer of products and memory, or as measured, and the exchanges of cut layers.
-  double kernel_seconds(const Task& task, double memory_seconds) const {
+  double kernel_seconds(const Task& task, double memory_seconds) {
     const bool one_layer = task.at.layer_begin >= 0 && task.at.layer_end == task.at.layer_begin + 1;
-    const MeasuredLayer* measured =
-        one_layer ? platform_.measurement(shape_of(layer_of(task), problem_.element_bytes)) : nullptr;
+    const LayerCosts costs = one_layer ? layers_[static_cast<size_t>(task.at.layer_begin)] : LayerCosts{};
+    const MeasuredLayer* measured = costs.measured;
     double flops = 0, efficiency = platform_.forward_efficiency, measured_seconds = -1;
     switch (task.kind) {
       case TaskKind::kForward:
@@ -176,10 +198,9 @@ class CostModel {
       case TaskKind::kRecover: {
         flops = recompute_flops(task);
         efficiency = platform_.recover_efficiency;
-        double all = 0;
-        for (const SavedTensor& saved : layer_of(task).saved) all += saved.recompute_flops;
         if (measured && measured->recover_seconds >= 0)
-          measured_seconds = measured->recover_seconds * (all > 0 ? flops / all : 1);
+          measured_seconds =
+              measured->recover_seconds * (costs.recompute_flops > 0 ? flops / costs.recompute_flops : 1);
         break;
       }
       case TaskKind::kUpdateShard:
@@ -207,7 +228,7 @@ class CostModel {
     const bool host = !on_device && task.kind != TaskKind::kRecover;
     double bandwidth = platform_.memory_bytes_per_second * platform_.memory_efficiency;
     if (host) {
-      bandwidth = platform_.host_memory_bytes_per_second;
+      bandwidth = platform_.host_memory_bytes_per_second / ranks_beside(task.at.rank);
       if (!(bandwidth > 0))
         input_error("platform '{}' has no key 'host.memory_bytes_per_second', which this plan needs",
                     platform_.name);
@@ -357,6 +378,8 @@ class CostModel {
   const Platform& platform_;
   CostTable costs_;
   LaneId lane_ = kNone;
+  std::vector<LayerCosts> layers_;
+  double matmul_rate_ = 0;  // 0: not asked for yet; platforms may lack it
   std::set<int> built_;
   std::map<std::pair<std::string, int>, int> groups_;
   std::map<int, int> cores_;                                    // by rank

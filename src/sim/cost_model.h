@@ -14,7 +14,8 @@ namespace trainer {
 // Of a graph built from `problem`; ranks are devices, neighbours fill a node.
 //   Forward, Backward, Recover: as measured where the platform has the layer's shape; else the longer of its
 //   products at the platform's matmul rate and its operands at the memory bandwidth, times the efficiencies.
-//   Other tasks on compute lanes: the bytes they read and write (UpdateShard: as measured, by its share).
+//   Other tasks on compute lanes: the bytes they read and write (UpdateShard: as measured, by its share); on
+//   a host's, at the rank's equal share of the node's host memory bandwidth.
 //   Send: latency and bytes; Receive is free, its time is the Send's.
 //   GradSync, NormSync, gathering PrefetchW: see collective_cost, over the whole group, with its other ranks
 //   in the graph or not. Ranks of a collective meet.

@@ -84,8 +84,8 @@ struct Platform {
   double forward_efficiency = 1, backward_efficiency = 1, recover_efficiency = 1, memory_efficiency = 1;
   double task_overhead_seconds = 0;  // of every task on the compute lane
 
-  int64_t host_memory_bytes = 0;  // of a node
-  double host_memory_bytes_per_second = 0;
+  int64_t host_memory_bytes = 0;            // of a node
+  double host_memory_bytes_per_second = 0;  // likewise
 
   struct LinkPair {
     Link within_node, across_nodes;

@@ -75,5 +75,15 @@ TEST(ConfigArguments, NothingIsLeftUnexplained) {
   EXPECT_THAT(refused({"one.json", "--from"}), HasSubstr("--from needs a value"));
 }
 
+TEST(ConfigArguments, SeveralWhereSeveralAreAsked) {
+  const std::vector<std::string> words = {"--set", "a.b=1",    "one.json", "--from",
+                                          "here",  "two.json", "--again"};
+  const ConfigArguments a = read_config_arguments(words, {"--from"}, {"--again"}, true);
+  EXPECT_THAT(a.configs, testing::ElementsAre("one.json", "two.json"));
+  EXPECT_EQ(a.config, "one.json");
+  EXPECT_EQ(a.options.required("--from"), "here");
+  EXPECT_THAT(message_of([&] { read_config_arguments({}, {}, {}, true); }), HasSubstr("no config given"));
+}
+
 }  // namespace
 }  // namespace trainer

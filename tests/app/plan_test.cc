@@ -60,6 +60,7 @@ TEST(PlanCommand, AWrittenConfigIsThePlan) {
       ASSERT_FALSE(search.plans.empty()) << devices;
       for (const Plan& plan : search.plans) {
         const Json written = config_to_json(with_plan(config, plan.choice, budget));
+        EXPECT_TRUE(plan.choice.has("transfer_priority")) << describe(plan.choice);
         Config read = parse_config(written.dump(), "written");
         EXPECT_EQ(choice_of(read, model, devices), plan.choice) << describe(plan.choice);
         resolve_parallel(read, model, devices);
@@ -73,6 +74,27 @@ TEST(PlanCommand, AWrittenConfigIsThePlan) {
         EXPECT_EQ(theirs.kept, ours.kept) << describe(plan.choice);
       }
     }
+}
+
+// Passes that the planner does not choose among are as the config has them.
+TEST(PlanCommand, OtherPassesAreTheConfigs) {
+  Config config = config_of("qwen2.5-0.5b", 128, 16);
+  config.device.threads = 1;
+  const Platform platform = read_platform("mt3000", source_file("configs/platforms"));
+  const ModelConfig model = make_planned_model(config);
+  for (const std::vector<std::string>& passes : {std::vector<std::string>{},
+                                                 {"update_prefetch"},
+                                                 {"transfer_priority"},
+                                                 {"transfer_priority", "layer_state_pipeline"}}) {
+    config.schedule.passes = passes;
+    PlanRequest request = make_plan_request(config, model, 4, int64_t{12} << 30);
+    request.tensor_sizes = {1};
+    const bool kept = !passes.empty() && passes.front() == "transfer_priority";
+    const PlanSearch search = search_plans(request, platform);
+    ASSERT_FALSE(search.plans.empty());
+    for (const Plan& plan : search.plans) EXPECT_EQ(plan.choice.has("transfer_priority"), kept);
+    EXPECT_EQ(plan_text(search, request).find("U-P+"), std::string::npos);
+  }
 }
 
 TEST(PlanCommand, AModelForPlanningOnly) {

@@ -124,6 +124,19 @@ TEST(MachineProfile, BecomesAPlatformThatReadsBack) {
   EXPECT_DOUBLE_EQ(p.link(LinkUse::kBoundary).within_node.bytes_per_second, 1e9);
   EXPECT_DOUBLE_EQ(p.link(LinkUse::kCollective).within_node.core_share, 0.75);
   EXPECT_EQ(p.link(LinkUse::kCollective).across_nodes.bytes_per_second, 0);
+  // Of a node, on which both ranks had that much at once.
+  EXPECT_DOUBLE_EQ(p.host_memory_bytes_per_second, 2e10);
+}
+
+TEST(MachineProfile, EveryLinkSaysWhereItIsFrom) {
+  MachineProfile m;
+  m.within_node = LinkProfile{.alone_bytes_per_second = 3e9, .together_bytes_per_second = 2e9};
+  m.across_nodes = LinkProfile{.alone_bytes_per_second = 7e8, .together_bytes_per_second = 5e8};
+  const Platform p = to_platform(m);
+  const std::string& boundary = p.link(LinkUse::kBoundary).source;
+  for (const char* part : {"within a node: ", "3e+09", "across nodes: ", "7e+08"})
+    EXPECT_NE(boundary.find(part), std::string::npos) << boundary;
+  EXPECT_FALSE(p.link(LinkUse::kCollective).source.empty());
 }
 
 TEST(MachineRuns, TheStepTimeIsTheMedianAfterWarmUp) {

@@ -135,6 +135,31 @@ TEST(CostModel, SendsKnowWhetherTheyLeaveTheNode) {
   EXPECT_DOUBLE_EQ(cost_of(graph, costs, TaskKind::kReceive, -1, 1), 0);
 }
 
+// Four neighbours exchange within nodes of four, across nodes of two, and where only some groups straddle a
+// border, those do.
+TEST(CostModel, CutLayersExchangeAcrossNodesWhereTheirGroupLeavesOne) {
+  Problem problem = testing::small_problem(4, 2, 1, 1, false, 4);
+  problem.tensor_ranks = 4;
+  for (LayerCatalogue& layer : problem.layers) layer.forward_exchange = {2, 400};
+  Problem whole = problem;
+  for (LayerCatalogue& layer : whole.layers) layer.forward_exchange = {};
+  const StepGraph graph = build_step_graph(problem);
+  const auto exchange = [&](int devices_per_node, int rank) {
+    const Platform platform = small_platform(devices_per_node);
+    const int layer = rank < 4 ? 1 : 3;
+    return cost_of(graph, cost_model(graph, problem, platform), TaskKind::kForward, layer, rank) -
+           cost_of(graph, cost_model(graph, whole, platform), TaskKind::kForward, layer, rank);
+  };
+  constexpr double kWithin = 2 * 1 + 400 / 40.0, kAcross = 2 * 2 + 400 / 10.0;
+  for (int rank : {0, 3, 4, 7}) {
+    EXPECT_DOUBLE_EQ(exchange(4, rank), kWithin);
+    EXPECT_DOUBLE_EQ(exchange(8, rank), kWithin);
+    EXPECT_DOUBLE_EQ(exchange(6, rank), rank < 4 ? kWithin : kAcross);
+    EXPECT_DOUBLE_EQ(exchange(2, rank), kAcross);
+    EXPECT_DOUBLE_EQ(exchange(1, rank), kAcross);
+  }
+}
+
 TEST(CostModel, WhatThePlatformLacksIsNamed) {
   const Problem problem = testing::small_problem(3, 3, 1, 1, false, 4);
   const StepGraph graph = build_step_graph(problem);
