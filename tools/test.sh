@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds libtrainer and runs its tests, doing its own set-up.
 #
-#   tools/test.sh           everything: sanitizers, a build as without CUDA, then the whole suite
+#   tools/test.sh           everything: sanitizers (one of them as without CUDA), then the whole suite
 #   tools/test.sh --quick   the default build and the whole suite only
 #
 # Stops at the first failure. The last lines are ctest's summary of the whole suite.
@@ -44,6 +44,5 @@ if ! $quick; then
   check asan
   build tsan
   check tsan
-  build no-cuda
 fi
 check default

@@ -11,6 +11,7 @@
 #include "app/plan.h"
 #include "app/profile.h"
 #include "app/report.h"
+#include "app/simulate.h"
 #include "app/study.h"
 #include "app/tokenize.h"
 #include "app/train.h"
@@ -35,6 +36,8 @@ constexpr Entry kCommands[] = {
     {"report", trainer::report_command, "write report.html of a run directory again"},
     {"ablate", trainer::ablate_command, "measure a plan against itself without each mechanism"},
     {"plan", trainer::plan_command, "how to train a model on a platform, and why not otherwise"},
+    {"simulate", trainer::simulate_command,
+     "the step of one plan on a platform: timeline, memory, what is exposed"},
     {"study", trainer::study_command, "published figures beside ours"},
     {"profile", trainer::profile_command, "measure this machine for simulator and planner"},
     {"schema", trainer::schema_command, "print the JSON Schema of the config"},

@@ -13,6 +13,7 @@
 #include "app/parallel_command.h"
 #include "app/variant_run.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "base/units.h"
 
 namespace trainer {
@@ -172,8 +173,8 @@ int ablate(const MpiEnvironment& mpi, std::span<const std::string> words) {
       const std::string plan = run_variant(data, *world, request.steps, r);
       if (&r == &results.front()) heading.plan = plan;
       if (speaks)
-        spdlog::info("round {} of {}: {}: {:.1f} ms a step", round + 1, request.rounds, r.variant.name,
-                     1e3 * r.rounds.back().step_seconds);
+        log_info("round {} of {}: {}: {:.1f} ms a step", round + 1, request.rounds, r.variant.name,
+                 1e3 * r.rounds.back().step_seconds);
     }
   together(*world, [&] {
     if (!speaks) return;

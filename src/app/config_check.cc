@@ -66,12 +66,6 @@ void check_batches(const Config& config, const std::string& name) {
         "{}: 'parallel.reproducible_group' sums by one fixed tree: set 'parallel.grad_sync' to direct or "
         "tree",
         name);
-  if (p.shard_gradients)
-    input_error(
-        "{}: 'parallel.reproducible_group' sums gradients rank by rank, 'parallel.shard_gradients' "
-        "micro-batch by "
-        "micro-batch; switch one of them off",
-        name);
   if (!std::has_single_bit(static_cast<uint64_t>(p.reproducible_group)))
     input_error("{}: key 'parallel.reproducible_group': expected a power of two or 0, found {}", name,
                 p.reproducible_group);

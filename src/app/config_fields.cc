@@ -203,8 +203,8 @@ std::vector<Field> describe(ParallelSection& c) {
       .known_as({"stage", "zero_optimization"});
   f.add("shard_gradients", c.shard_gradients,
         "With zero_stage 2 and 3: gradients are synchronised after each micro-batch and only shards "
-        "accumulate: "
-        "less memory, more traffic, another order of sums.");
+        "accumulate: less memory, more traffic, another order of sums. In a reproducible group: after each "
+        "virtual rank, in the group's order.");
   f.choice("grad_sync", c.grad_sync,
            {{SumAlgorithm::kDirect, "direct"},
             {SumAlgorithm::kRing, "ring"},

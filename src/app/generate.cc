@@ -112,8 +112,8 @@ void generate(const Options& options) {
                 config.max_position_embeddings);
   const int64_t length = std::min(prompt_length + wanted, config.max_position_embeddings);
   if (length < prompt_length + wanted)
-    spdlog::warn("{} new tokens instead of {}: the model's longest text has {}", length - prompt_length,
-                 wanted, config.max_position_embeddings);
+    log_warning("{} new tokens instead of {}: the model's longest text has {}", length - prompt_length,
+                wanted, config.max_position_embeddings);
 
   const auto kernels = make_host_kernels(static_cast<int>(options.integer("--threads", 0, 1)));
   const LoadedModel loaded = load_model(*source, *kernels, dtype, length);

@@ -12,8 +12,8 @@
 #include <fstream>
 
 #include "app/config.h"
+#include "app/plan_request.h"
 #include "app/run_files.h"
-#include "app/training_rank.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/statistics.h"
@@ -59,13 +59,10 @@ MachineRuns::MachineRuns(fs::path work, const std::string& config)
     : work_(std::move(work)),
       config_(work_ / "config.json"),
       log_(work_ / "log"),
-      program_(fs::read_symlink("/proc/self/exe")) {
+      program_(fs::read_symlink("/proc/self/exe")),
+      slow_link_(find_resource("tools/slow_link.sh")) {
   fs::create_directories(work_);
   write_file_atomically(config_.string(), config);
-  for (const fs::path& root :
-       {fs::current_path(), program_.parent_path(), program_.parent_path().parent_path()})
-    if (const fs::path script = root / "tools/slow_link.sh"; slow_link_.empty() && fs::exists(script))
-      slow_link_ = script;
   // Open MPI refuses root without these.
   for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) setenv(name, "1", 0);
 }
@@ -131,13 +128,9 @@ double MachineRuns::measure(const Launch& launch, const std::vector<std::string>
 
 double MachineRuns::predict(const Launch& launch, const std::vector<std::string>& settings,
                             const Platform& platform) const {
-  Config config = read_config(config_.string(), settings);
-  if (config.device.threads == 0) config.device.threads = 1;  // sizes the workspace alone
-  const ModelConfig shape = make_model_config(config);
-  resolve_parallel(config, shape, launch.ranks);
-  const Model model(shape, config.data.sequence_length);
-  const auto kernels = make_host_kernels(static_cast<int>(config.device.threads));
-  return predict_step(make_problem(config, model, *kernels, {}), platform).step.step_seconds;
+  const Config config = read_config(config_.string(), settings);
+  return predict_step(planned_problem(config, make_planned_model(config), launch.ranks), platform)
+      .step.step_seconds;
 }
 
 double median_step_seconds(const fs::path& metrics, int warm_up) {

@@ -42,14 +42,6 @@ Json choice_json(const PlanChoice& c) {
           {"stage_layers", c.stage_layers}};
 }
 
-Json memory_json(const StageMemory& memory) {
-  Json json;
-  for (const Tier tier : {Tier::kLong, Tier::kMedium, Tier::kShort})
-    json[name_of(tier)] = memory.tiers[static_cast<size_t>(tier)];
-  json["total"] = memory.total();
-  return json;
-}
-
 Json classes_json(const StageMemory& memory) {
   Json json;
   for (size_t c = 0; c < kMemoryClassCount; ++c)
@@ -121,6 +113,22 @@ void run(std::span<const std::string> words) {
 
 }  // namespace
 
+Json memory_json(const StageMemory& memory) {
+  Json json;
+  for (const Tier tier : {Tier::kLong, Tier::kMedium, Tier::kShort})
+    json[name_of(tier)] = memory.tiers[static_cast<size_t>(tier)];
+  json["total"] = memory.total();
+  return json;
+}
+
+Json parts_json(const StepParts& parts) {
+  return {{"main_path", parts.main_path},
+          {"communication", parts.communication},
+          {"update", parts.update},
+          {"prefetch", parts.prefetch},
+          {"recovery", parts.recovery}};
+}
+
 Json plan_json(const PlanSearch& search, const PlanRequest& request, const Platform& platform) {
   Json json = {{"platform", platform.name},
                {"devices", request.devices},
@@ -137,12 +145,7 @@ Json plan_json(const PlanSearch& search, const PlanRequest& request, const Platf
                              {"memory_stage", plan.memory.stage},
                              {"memory_by_class", classes_json(plan.memory)},
                              {"step_seconds", plan.parts.step},
-                             {"parts",
-                              {{"main_path", plan.parts.main_path},
-                               {"communication", plan.parts.communication},
-                               {"update", plan.parts.update},
-                               {"prefetch", plan.parts.prefetch},
-                               {"recovery", plan.parts.recovery}}},
+                             {"parts", parts_json(plan.parts)},
                              {"bubble_ratio", plan.bubble_ratio},
                              {"estimated_seconds", plan.estimated_seconds},
                              {"tokens_per_second", plan.tokens_per_second}});

@@ -12,6 +12,9 @@ namespace trainer {
 // {platform, devices, memory_budget_bytes, plans: [{rank, plan, memory_bytes: {long, medium, short, total},
 // step_seconds, parts, ...}], rejected: [{plan, kind, reason, ...}], advice}.
 Json plan_json(const PlanSearch& search, const PlanRequest& request, const Platform& platform);
+// By tier, and "total".
+Json memory_json(const StageMemory& memory);
+Json parts_json(const StepParts& parts);
 // Tables of the plans and of why the others lost, grouped.
 std::string plan_text(const PlanSearch& search, const PlanRequest& request);
 

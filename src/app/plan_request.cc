@@ -2,6 +2,7 @@
 
 #include <filesystem>
 
+#include "app/training_rank.h"
 #include "base/error.h"
 #include "data/tokenizer.h"
 #include "model/tensor_part.h"
@@ -95,6 +96,14 @@ PlanRequest make_plan_request(const Config& config, const ModelConfig& model, in
   request.model = catalogue_source(model, config.data.sequence_length, config.precision.compute,
                                    static_cast<int>(std::max<int64_t>(config.device.threads, 1)));
   return request;
+}
+
+Problem planned_problem(Config config, const ModelConfig& model, int devices) {
+  config.device.threads = std::max<int64_t>(config.device.threads, 1);  // sizes the workspace alone
+  resolve_parallel(config, model, devices);
+  const auto kernels = make_host_kernels(static_cast<int>(config.device.threads));
+  return make_problem(config, Model(model, config.data.sequence_length, tensor_part(config, 0)), *kernels,
+                      {});
 }
 
 PlanChoice choice_of(const Config& config, const ModelConfig& model, int devices) {

@@ -13,6 +13,7 @@
 #include "app/parallel_command.h"
 #include "app/training_data.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "base/statistics.h"
 #include "base/units.h"
 #include "device/arena.h"
@@ -163,7 +164,7 @@ int profile(const MpiEnvironment& mpi, std::span<const std::string> words) {
   const Platform platform = to_platform(measure(subjects, mpi, *world, steps, cores));
   if (mpi.rank() == 0) {
     write_file_atomically(out, platform_to_json(platform).dump(2) + "\n");
-    spdlog::info("{}: {} layer shapes; written to {}", platform.source, platform.measured.size(), out);
+    log_info("{}: {} layer shapes; written to {}", platform.source, platform.measured.size(), out);
   }
   return 0;
 }

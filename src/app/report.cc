@@ -10,7 +10,7 @@
 #include "app/command.h"
 #include "app/metrics.h"
 #include "app/report_chart.h"
-#include "app/report_style.h"
+#include "app/report_page.h"
 #include "app/report_timeline.h"
 #include "app/run_files.h"
 #include "app/trace.h"
@@ -21,14 +21,6 @@ namespace trainer {
 namespace {
 
 using namespace report;
-
-std::string section(const std::string& title, const std::string& body) {
-  return fmt::format("<section><h2>{}</h2>{}</section>\n", title, body);
-}
-
-std::string tile(const std::string& value, const std::string& what) {
-  return fmt::format("<div class=\"tile\"><b>{}</b><span>{}</span></div>", escape(value), escape(what));
-}
 
 template <class Value>
 std::vector<std::pair<double, double>> by_step(const std::vector<StepMetrics>& metrics, Value value) {
@@ -220,15 +212,7 @@ void write_report(const std::filesystem::path& run_directory) {
     input_error("{}: holds no finished step yet, so there is nothing to report", files.metrics.string());
   const Timeline timeline = traced(run_directory);
   const Typical mean = typical(metrics);
-  const std::string name =
-      escape(std::filesystem::absolute(run_directory).lexically_normal().filename().string());
-
-  std::string html = fmt::format(
-      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
-      "content=\"width=device-width,initial-scale=1\"><title>{} - training "
-      "report</title><style>{}</style></head><body><main>\n"
-      "<h1>{}</h1><div class=\"quiet\">Training report, steps {} to {}</div>\n",
-      name, kStyle, name, metrics.front().step, metrics.back().step);
+  std::string html;
   html += tiles(metrics, mean);
   html += curves(metrics);
   html += waiting(mean);
@@ -240,8 +224,11 @@ void write_report(const std::filesystem::path& run_directory) {
   html += tables("Results", files.summary);
   html += tables("Plan", files.plan);
   html += tables("Configuration", files.config);
-  html += fmt::format("</main><div id=\"tip\"></div><script>{}</script></body></html>\n", kScript);
-  write_file_atomically(files.report, html);
+  const std::string name = std::filesystem::absolute(run_directory).lexically_normal().filename().string();
+  write_file_atomically(
+      files.report,
+      page(name, fmt::format("Training report, steps {} to {}", metrics.front().step, metrics.back().step),
+           html));
 }
 
 int report_command(std::span<const std::string> arguments) {

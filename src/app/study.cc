@@ -14,11 +14,12 @@ namespace trainer {
 namespace {
 
 constexpr StudyEntry kStudies[] = {
-    {"lazytrain", "LazyTrain's capacities, published schedule and throughput", lazytrain_study},
-    {"ratrain", "RATrain's memory, step times, ablation and scaling", ratrain_study},
-    {"roundpipe", "bubbles, makespans and partitions of RoundPipe's schedules", roundpipe_study},
-    {"sppo", "SPPO's boundary sets, limits and examples", sppo_study},
-    {"this-machine", "measured steps of runs on this machine and their predictions", this_machine_study},
+    {"lazytrain", "LazyTrain's capacities, published schedule and throughput", lazytrain_study, nullptr},
+    {"ratrain", "RATrain's memory, step times, ablation and scaling", ratrain_study, nullptr},
+    {"roundpipe", "bubbles, makespans and partitions of RoundPipe's schedules", roundpipe_study, nullptr},
+    {"sppo", "SPPO's boundary sets, limits and examples", sppo_study, nullptr},
+    {"this-machine", "measured steps of runs on this machine and their predictions", nullptr,
+     this_machine_study},
 };
 
 std::string usage() {
@@ -28,6 +29,7 @@ Makes the figures of a published system again and prints them beside the publish
 
   --json FILE              one array of {table, row, published, ours, error}
   --markdown FILE          the tables as a document, deviations listed
+  --rounds N               of measurements, of which medians are taken (this-machine; default 3)
 
 Studies:
 
@@ -167,10 +169,13 @@ std::string study_markdown(const Study& study, const std::string& command) {
 int study_command(std::span<const std::string> words) {
   const std::string help = usage();
   return run_command({"study", help.c_str()}, words, [&] {
-    if (words[0].starts_with("-")) input_error("the first argument names the study; found '{}'", words[0]);
+    if (words[0].starts_with("-")) input_error("unknown argument '{}'; the first names the study", words[0]);
     const StudyEntry& entry = find_study(words[0]);
-    const Options options(words.subspan(1), {"--json", "--markdown"}, {});
-    const Study study = entry.run();
+    const Options options(words.subspan(1), {"--json", "--markdown", "--rounds"}, {});
+    if (options.has("--rounds") && !entry.measure)
+      input_error("--rounds: nothing is measured by the study '{}'", entry.name);
+    const Study study =
+        entry.measure ? entry.measure(static_cast<int>(options.integer("--rounds", 3, 1))) : entry.run();
     print(study);
     if (const auto file = options.find("--json")) write_file_atomically(*file, study_json(study));
     if (const auto file = options.find("--markdown"))

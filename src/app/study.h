@@ -44,7 +44,8 @@ StudyRow& add_row(Study& study, std::string table, std::string row, StudyValue p
 struct StudyEntry {
   const char* name;
   const char* summary;
-  Study (*run)();
+  Study (*run)() = nullptr;
+  Study (*measure)(int rounds) = nullptr;  // of one that runs things on this machine
 };
 
 // Each has a line in the list of study.cc.
@@ -52,7 +53,7 @@ Study lazytrain_study();
 Study ratrain_study();
 Study roundpipe_study();
 Study sppo_study();
-Study this_machine_study();
+Study this_machine_study(int rounds);
 
 std::span<const StudyEntry> studies();
 

@@ -17,7 +17,6 @@ constexpr int kSteps = 10, kWarmUp = 3;  // of a run
 constexpr int kProfiledSteps = 3;
 constexpr double kLeastDifference = 0.05;  // of pairs whose order counts
 constexpr const char* kSlowLink = "400mbit";
-constexpr const char* kRounds = "TRAINER_STUDY_ROUNDS";
 
 constexpr const char* kConfig = R"({
   "model": {"architecture": "llama", "num_layers": 8, "hidden_size": 384, "ffn_hidden_size": 1024,
@@ -83,14 +82,6 @@ std::vector<Setting> settings() {
   };
 }
 
-int rounds() {
-  const char* text = std::getenv(kRounds);
-  if (!text) return 3;
-  const int count = std::atoi(text);
-  if (count < 1) input_error("{}: expected a whole number from 1 on, found '{}'", kRounds, text);
-  return count;
-}
-
 // A folder that is gone afterwards.
 class WorkFolder {
  public:
@@ -111,22 +102,11 @@ class WorkFolder {
   std::filesystem::path path_;
 };
 
-StudyRow summary(const char* name, double value, const char* unit) {
-  return {.table = "Agreement",
-          .row = name,
-          .published = std::monostate{},
-          .ours = value,
-          .measure = StudyError::kDifference,
-          .unit = unit,
-          .note = {}};
-}
-
 }  // namespace
 
-Study this_machine_study() {
+Study this_machine_study(int rounds) {
   const WorkFolder work;
   MachineRuns runs(work.path(), kConfig);
-  const int count = rounds();
   Study study;
   study.title = "This machine: predicted and measured steps";
   study.assumptions.push_back(fmt::format(
@@ -134,7 +114,7 @@ Study this_machine_study() {
       "{} "
       "rounds. 'Ours' is the prediction, from a profile taken in the same round before the runs, then the "
       "median over the rounds.",
-      kWarmUp, count));
+      kWarmUp, rounds));
   std::vector<Setting> possible;
   for (Setting& setting : settings()) {
     std::string why;
@@ -145,7 +125,7 @@ Study this_machine_study() {
   }
   std::vector<std::vector<std::vector<double>>> measured(possible.size()), predicted(possible.size());
   std::vector<std::string> sources(possible.size());
-  for (int round = 0; round < count; ++round)
+  for (int round = 0; round < rounds; ++round)
     for (size_t s = 0; s < possible.size(); ++s) {
       const Setting& setting = possible[s];
       measured[s].resize(setting.plans.size());
@@ -166,20 +146,18 @@ Study this_machine_study() {
     for (size_t i = 0; i < possible[s].plans.size(); ++i) {
       all_measured.push_back(median(measured[s][i]));
       all_predicted.push_back(median(predicted[s][i]));
-      study.rows.push_back({.table = possible[s].name,
-                            .row = possible[s].plans[i].name,
-                            .published = all_measured.back(),
-                            .ours = all_predicted.back(),
-                            .measure = StudyError::kRelative,
-                            .unit = "s",
-                            .note = {}});
+      add_row(study, possible[s].name, possible[s].plans[i].name, all_measured.back(), all_predicted.back(),
+              StudyError::kRelative, "s");
     }
   }
   const Agreement a = agreement_of(all_predicted, all_measured, kLeastDifference);
-  study.rows.push_back(summary("mean error", 100 * a.mean_error, "%"));
-  study.rows.push_back(summary("worst error", 100 * a.worst_error, "%"));
-  study.rows.push_back(summary("Kendall's tau over pairs at least 5 % apart", a.kendall_tau, ""));
-  study.rows.push_back(summary("such pairs", a.pairs, ""));
+  const auto summary = [&](const char* name, double value, const char* unit) {
+    add_row(study, "Agreement", name, {}, value, StudyError::kDifference, unit);
+  };
+  summary("mean error", 100 * a.mean_error, "%");
+  summary("worst error", 100 * a.worst_error, "%");
+  summary("Kendall's tau over pairs at least 5 % apart", a.kendall_tau, "");
+  summary("such pairs", a.pairs, "");
   return study;
 }
 

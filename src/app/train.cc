@@ -11,6 +11,7 @@
 #include "app/report.h"
 #include "app/training_job.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "base/units.h"
 #include "comm/collectives.h"
 #include "ops/gemm_rate.h"
@@ -133,10 +134,10 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
     summary["peak_memory_bytes"] = s.peak_memory;
     write_file_atomically(files.summary, summary.dump(2) + "\n");
     write_report(config.run.directory);
-    spdlog::info("{} steps in {}, {} tokens/s; memory predicted {}, peak {}; run directory {}", s.steps,
-                 format_seconds(s.train_seconds), format_count(s.tokens_per_second),
-                 format_bytes(static_cast<double>(s.predicted_memory)),
-                 format_bytes(static_cast<double>(s.peak_memory)), config.run.directory);
+    log_info("{} steps in {}, {} tokens/s; memory predicted {}, peak {}; run directory {}", s.steps,
+             format_seconds(s.train_seconds), format_count(s.tokens_per_second),
+             format_bytes(static_cast<double>(s.predicted_memory)),
+             format_bytes(static_cast<double>(s.peak_memory)), config.run.directory);
   }
   return 0;
 }

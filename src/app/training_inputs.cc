@@ -7,10 +7,10 @@ SampledInputs::SampledInputs(std::shared_ptr<const SampleSource> source, const I
   SamplerConfig config;
   config.micro_batch_size = shape.micro_batch_size;
   config.global_batch_size = shape.global_batch_size;
-  config.ranks = int64_t{shape.replicas} * shape.virtual_ranks;
+  config.ranks = shape.ranks;
   config.pad_past_end = shape.pad_past_end;
-  for (int v = 0; v < shape.virtual_ranks; ++v) {
-    config.rank = int64_t{shape.replica} * shape.virtual_ranks + v;
+  for (const int rank : shape.mine) {
+    config.rank = rank;
     samplers_.emplace_back(source, config);
   }
 }

@@ -11,9 +11,9 @@ namespace trainer {
 
 struct InputShape {
   int64_t micro_batch_size = 1, global_batch_size = 1;
-  int replicas = 1, replica = 0;
-  int virtual_ranks = 1;      // of this rank, run one after the other
-  bool pad_past_end = false;  // evaluation
+  int ranks = 1;                // that share the global batch: replicas, or their virtual ranks
+  std::vector<int> mine = {0};  // of these, run one after the other
+  bool pad_past_end = false;    // evaluation
 };
 
 // Step t (from 1) reads the samples after `first_sample + (t - 1) * global_batch_size`.

@@ -65,7 +65,7 @@ void TrainingJob::prepare(bool resume) {
     state_.restore(latest);
   if (world_.rank() != 0) return;
   replay_.emplace(rank_->problem());
-  if (!latest.empty()) spdlog::info("resuming after step {} from {}", state_.step(), latest);
+  if (!latest.empty()) log_info("resuming after step {} from {}", state_.step(), latest);
   metrics_.emplace(files_.metrics, state_.step());
   if (config_.run.tensorboard) tensorboard_.emplace(files_.tensorboard, state_.step() + 1);
   ProgressOptions options;
@@ -79,8 +79,8 @@ void TrainingJob::prepare(bool resume) {
 }
 
 void TrainingJob::write_plan(const MemoryPlan& m) {
-  spdlog::info("{}", rank_->describe_plan());
-  spdlog::info("memory of rank 0: long {}, medium {}, short {}, program {}: total {}",
+  log_info("{}", rank_->describe_plan());
+  log_info("memory of rank 0: long {}, medium {}, short {}, program {}: total {}",
                format_bytes(m.tiers[0]), format_bytes(m.tiers[1]), format_bytes(m.tiers[2]),
                format_bytes(m.program), format_bytes(m.total()));
   const Problem& p = rank_->problem();

@@ -38,7 +38,8 @@ Problem make_problem(const Config& config, const Model& model, const KernelSet& 
   p.tensor_ranks = model.part().size;
   p.tensor_staging_bytes = TensorCommunicator::staging_bytes(p.tensor_ranks);
   p.micro_batches = static_cast<int>(t.global_batch_size / (t.micro_batch_size * p.replicas));
-  if (config.parallel.reproducible_group > 0)
+  p.reproducible_group = config.parallel.reproducible_group > 0;
+  if (p.reproducible_group)
     p.virtual_ranks = static_cast<int>(config.parallel.reproducible_group) / p.replicas;
   const DType dtype = config.precision.compute;
   for (int l = 0; l < model.layer_count(); ++l)
@@ -61,6 +62,17 @@ Problem make_problem(const Config& config, const Model& model, const KernelSet& 
 TensorPart tensor_part(const Config& config, int rank) {
   const int size = static_cast<int>(config.parallel.tensor_parallel_size);
   return {size, rank % size, size > 1 && config.parallel.sequence_parallel.value_or(true)};
+}
+
+InputShape input_shape(const Config& config, const Problem& problem, int rank) {
+  InputShape shape;
+  shape.micro_batch_size = config.training.micro_batch_size;
+  shape.global_batch_size = config.training.global_batch_size;
+  shape.ranks = problem.replicas * problem.virtual_ranks;
+  shape.mine.clear();
+  for (int i = 0; i < problem.virtual_ranks; ++i)
+    shape.mine.push_back(problem.virtual_rank_of(problem.replica_of(rank), i));
+  return shape;
 }
 
 OptimizerSettings make_optimizer_settings(const Config& config) {
@@ -98,12 +110,7 @@ TrainingRank::TrainingRank(const Config& config, const ModelConfig& model, std::
   communicators_ = RankCommunicators::make(world, problem_);
   clock_.synchronise(world_);
 
-  InputShape shape;
-  shape.micro_batch_size = config.training.micro_batch_size;
-  shape.global_batch_size = config.training.global_batch_size;
-  shape.replicas = problem_.replicas;
-  shape.replica = problem_.replica_of(world.rank());
-  shape.virtual_ranks = problem_.virtual_ranks;
+  InputShape shape = input_shape(config, problem_, world.rank());
   if (train) inputs_ = &train_inputs_.emplace(std::move(train), shape);
   if (inputs) inputs_ = inputs;
   require(inputs_ != nullptr, "training needs inputs");
@@ -111,7 +118,8 @@ TrainingRank::TrainingRank(const Config& config, const ModelConfig& model, std::
     evaluation_problem_.forward_only = true;
     evaluation_problem_.virtual_ranks = 1;
     evaluation_graph_ = build_step_graph(evaluation_problem_);
-    shape.virtual_ranks = 1;
+    shape.ranks = problem_.replicas;
+    shape.mine = {problem_.replica_of(world.rank())};
     shape.pad_past_end = true;
     evaluation_batches_ = (valid->size() + shape.global_batch_size - 1) / shape.global_batch_size;
     valid_inputs_.emplace(std::move(valid), shape);

@@ -22,6 +22,9 @@ Problem make_problem(const Config& config, const Model& model, const KernelSet& 
 // What `rank` holds of each layer, by a resolved config.
 TensorPart tensor_part(const Config& config, int rank);
 
+// What `rank` reads of each global batch.
+InputShape input_shape(const Config& config, const Problem& problem, int rank);
+
 OptimizerSettings make_optimizer_settings(const Config& config);
 
 struct MemoryPlan {

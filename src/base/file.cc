@@ -19,7 +19,8 @@ constexpr uint64_t kWriteBackBytes = uint64_t{8} << 20;
 
 class Descriptor {
  public:
-  Descriptor(const std::filesystem::path& path, int flags) : value_(::open(path.c_str(), flags | O_CLOEXEC)) {}
+  Descriptor(const std::filesystem::path& path, int flags)
+      : value_(::open(path.c_str(), flags | O_CLOEXEC)) {}
   ~Descriptor() {
     if (value_ >= 0) ::close(value_);
   }
@@ -63,7 +64,8 @@ void AtomicFile::write(const void* data, size_t bytes) {
   while (bytes > 0) {
     const ssize_t n = ::write(descriptor_, p, bytes);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) run_error("cannot write {}: {}", path_.string(), n < 0 ? std::strerror(errno) : "no progress");
+    if (n <= 0)
+      run_error("cannot write {}: {}", path_.string(), n < 0 ? std::strerror(errno) : "no progress");
     p += n;
     bytes -= static_cast<size_t>(n);
     written_ += static_cast<uint64_t>(n);
@@ -118,7 +120,8 @@ void ReadableFile::read(uint64_t offset, void* data, size_t bytes) const {
     const ssize_t n = ::pread(descriptor_, p, bytes, static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) input_error("cannot read {} at byte {}: {}", path_.string(), offset, std::strerror(errno));
-    if (n == 0) input_error("{}: the file ends at byte {}, {} more were expected", path_.string(), offset, bytes);
+    if (n == 0)
+      input_error("{}: the file ends at byte {}, {} more were expected", path_.string(), offset, bytes);
     p += n;
     offset += static_cast<uint64_t>(n);
     bytes -= static_cast<size_t>(n);
@@ -134,7 +137,8 @@ MappedFile::MappedFile(const std::filesystem::path& path) {
   size_ = static_cast<size_t>(info.st_size);
   if (size_ == 0) return;
   void* map = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);
-  if (map == MAP_FAILED) input_error("cannot map {} ({} bytes): {}", path.string(), size_, std::strerror(errno));
+  if (map == MAP_FAILED)
+    input_error("cannot map {} ({} bytes): {}", path.string(), size_, std::strerror(errno));
   data_ = static_cast<const std::byte*>(map);
 }
 
@@ -149,6 +153,15 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   return *this;
+}
+
+std::filesystem::path find_resource(const std::filesystem::path& path) {
+  std::error_code none;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", none).parent_path();
+  for (const auto& root : {std::filesystem::current_path(), program, program.parent_path(),
+                           program.parent_path() / "share/trainer"})
+    if (std::filesystem::exists(root / path, none)) return root / path;
+  return {};
 }
 
 void sync_directory(const std::filesystem::path& directory) {

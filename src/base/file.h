@@ -72,6 +72,10 @@ class MappedFile {
   size_t size_ = 0;
 };
 
+// `path`, which is relative, below the working folder, or below where the program lies, its build folder or its
+// installation; empty: nowhere.
+std::filesystem::path find_resource(const std::filesystem::path& path);
+
 // Makes the directory entry of `path` durable after a rename in it.
 void sync_directory(const std::filesystem::path& directory);
 

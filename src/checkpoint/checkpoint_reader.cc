@@ -153,13 +153,13 @@ std::optional<fs::path> find_latest_checkpoint(const fs::path& root) {
       found = entry;
       break;
     } catch (const InputError& e) {
-      spdlog::warn("checkpoint of step {} is passed over: {}", entry.step, e.what());
+      log_warning("checkpoint of step {} is passed over: {}", entry.step, e.what());
       if (problem.empty()) problem = e.what();
     }
   }
   for (const auto& entry : list_checkpoints(root, kIncompleteSuffix))
     if (!found || entry.step > found->step)
-      spdlog::warn("{}: left by a save that was interrupted, not used", entry.path.string());
+      log_warning("{}: left by a save that was interrupted, not used", entry.path.string());
   if (found) return found->path;
   if (!problem.empty()) input_error("{}: no checkpoint can be used; the newest: {}", root.string(), problem);
   return std::nullopt;

@@ -148,7 +148,7 @@ void HuggingFaceFolder::check(std::span<const ParameterSpec> parameters) const {
   if (unused.empty()) return;
   constexpr size_t kShown = 8;
   const size_t shown = std::min(unused.size(), kShown);
-  spdlog::warn("{}: {} tensors are no part of this model and are not used: {}{}", weights_, unused.size(),
+  log_warning("{}: {} tensors are no part of this model and are not used: {}{}", weights_, unused.size(),
                fmt::join(unused.begin(), unused.begin() + static_cast<int64_t>(shown), ", "),
                unused.size() > shown ? ", ..." : "");
 }
@@ -169,7 +169,7 @@ void HuggingFaceFolder::warn_of_untied_head(const Found& head) const {
     same = a == b;
   }
   if (!same)
-    spdlog::warn(
+    log_warning(
         "{}: '{}' differs from the embedding, but config.json ties them: the embedding is used for both",
         head.file->path().string(), kHead);
 }

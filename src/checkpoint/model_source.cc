@@ -63,7 +63,7 @@ class CheckpointSource : public ModelSource {
 std::unique_ptr<ModelSource> newest_checkpoint(const fs::path& root) {
   const auto found = find_latest_checkpoint(root);
   if (!found) input_error("{}: holds no checkpoint yet", root.string());
-  spdlog::info("reading {}", found->string());
+  log_info("reading {}", found->string());
   return std::make_unique<CheckpointSource>(*found);
 }
 

@@ -241,7 +241,7 @@ fs::path finish_checkpoint(const fs::path& directory, std::span<const PartInfo> 
 void abandon_checkpoint(const fs::path& directory) noexcept {
   std::error_code error;
   fs::remove_all(directory, error);
-  if (error) spdlog::warn("cannot remove {}: {}", directory.string(), error.message());
+  if (error) log_warning("cannot remove {}: {}", directory.string(), error.message());
 }
 
 void rotate_checkpoints(const fs::path& root, int keep_last) {

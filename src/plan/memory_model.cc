@@ -91,6 +91,14 @@ StageMemory stage_memory(const Problem& problem, int stage) {
   return memory_of(build_step_graph(one), rank, stage);
 }
 
+StageMemory fullest_stage(const Problem& problem) {
+  StageMemory fullest;
+  for (int s = 0; s < problem.stages; ++s)
+    if (const StageMemory memory = stage_memory(problem, s); memory.total() > fullest.total())
+      fullest = memory;
+  return fullest;
+}
+
 int64_t least_stage_memory(const Problem& problem, int stage) {
   const int first = problem.first_layer[static_cast<size_t>(stage)],
             end = problem.first_layer[static_cast<size_t>(stage) + 1];

@@ -40,6 +40,9 @@ StageMemory memory_of(const StepGraph& graph, int rank, int stage);
 // in flight as it ever has, more of them change nothing.
 StageMemory stage_memory(const Problem& problem, int stage);
 
+// Of the stage that needs most.
+StageMemory fullest_stage(const Problem& problem);
+
 // The problem with as many micro-batches as memory depends on.
 Problem shortened(Problem problem);
 

@@ -38,6 +38,10 @@ struct StageSeconds {
 
 }  // namespace
 
+StepParts parts_of(const StepAnalysis& step) {
+  return {step.step_seconds, step.main_path, step.communication, step.update, step.prefetch, step.recovery};
+}
+
 LayerSeconds layer_seconds(const PlanRequest& request, const PlanModel& model, int tensor_ranks,
                            ActivationPolicy activation, const Platform& platform) {
   PlanChoice one;

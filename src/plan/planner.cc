@@ -263,7 +263,7 @@ class Search {
   }
 
   // Of the stages that the bound says are fullest, and of both ends.
-  StageMemory fullest_stage(const Candidate& candidate, const Problem& problem) {
+  StageMemory fullest_stage_of(const Candidate& candidate, const Problem& problem) {
     std::vector<std::pair<int64_t, int>> stages;
     for (int s = 0; s < problem.stages; ++s)
       stages.emplace_back(-least(candidate.choice, *candidate.model, s), s);
@@ -284,7 +284,7 @@ class Search {
       return false;
     }
     Plan plan;
-    plan.memory = fullest_stage(candidate, problem);
+    plan.memory = fullest_stage_of(candidate, problem);
     if (plan.memory.total() > request_.memory_budget) {
       Rejection r;
       r.choice = candidate.choice;
@@ -300,8 +300,7 @@ class Search {
     tasks_ += static_cast<int64_t>(prediction.graph.tasks.size());
     const StepAnalysis& step = prediction.step;
     plan.choice = candidate.choice;
-    plan.parts = {step.step_seconds, step.main_path, step.communication,
-                  step.update,       step.prefetch,  step.recovery};
+    plan.parts = parts_of(step);
     plan.bubble_ratio = step.bubble_ratio;
     plan.estimated_seconds = candidate.estimate.step;
     plan.tokens_per_second =
@@ -398,7 +397,7 @@ class Search {
     std::string why;
     const PlanModel* model = model_for(r.choice.tensor_ranks, r.choice.micro_batch_size, why);
     const Problem problem = problem_of(request_, *model, r.choice);
-    const StageMemory memory = fullest_stage({r.choice, model, nullptr, {}}, problem);
+    const StageMemory memory = fullest_stage_of({r.choice, model, nullptr, {}}, problem);
     r.bytes = memory.total();
     r.stage = memory.stage;
     r.reason = describe_rank_bytes(r.choice, r.stage, r.bytes, request_.memory_budget);
@@ -445,12 +444,9 @@ Plan cost_plan(const PlanRequest& request, const Platform& platform, const PlanC
   if (const std::string why = why_not_foldable(problem, platform); !why.empty()) input_error("{}", why);
   Plan plan;
   plan.choice = choice;
-  for (int s = 0; s < problem.stages; ++s)
-    if (const StageMemory memory = stage_memory(problem, s); memory.total() > plan.memory.total())
-      plan.memory = memory;
+  plan.memory = fullest_stage(problem);
   const StepAnalysis step = predict_step(problem, platform).step;
-  plan.parts = {step.step_seconds, step.main_path, step.communication,
-                step.update,       step.prefetch,  step.recovery};
+  plan.parts = parts_of(step);
   plan.bubble_ratio = step.bubble_ratio;
   plan.tokens_per_second =
       static_cast<double>(request.global_batch_size * request.sequence_length) / step.step_seconds;

@@ -202,11 +202,11 @@ void TrainingBinder::conclude(const StepGraph& graph, const Task& task, int64_t 
   StepResult& result = under_way_;
   if (use) {
     result = {};
-    std::vector<double> sums;
+    std::vector<double> sums(static_cast<size_t>(p.replicas * p.virtual_ranks));
     for (int replica = 0; replica < p.replicas; ++replica) {
       const auto& losses = losses_[static_cast<size_t>(p.rank_of(p.stages - 1, replica))];
       for (size_t v = 0; v < losses.size() / 2; ++v) {
-        sums.push_back(losses[2 * v]);
+        sums[static_cast<size_t>(p.virtual_rank_of(replica, static_cast<int>(v)))] = losses[2 * v];
         result.valid_tokens += static_cast<int64_t>(losses[2 * v + 1]);
       }
     }

@@ -6,49 +6,11 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "schedule/fold_plan.h"
 #include "schedule/rank_writer.h"
 
 namespace trainer {
 namespace {
-
-// Gradient buffers of a rank that runs its virtual ranks one after the other and sums them by a fixed binary
-// tree: which buffer each virtual rank accumulates into, and which pairs are added after it. log2(count) + 1
-// buffers.
-struct FoldPlan {
-  struct Fold {
-    int into, from;
-  };
-  std::vector<int> leaf;                 // [virtual rank]
-  std::vector<std::vector<Fold>> folds;  // [virtual rank], in order
-  int buffers = 1;
-};
-
-FoldPlan plan_folds(int count) {
-  FoldPlan plan;
-  std::vector<std::pair<int, int>> stack;  // (buffer, leaves under it)
-  std::vector<bool> taken;
-  for (int v = 0; v < count; ++v) {
-    const auto free = std::find(taken.begin(), taken.end(), false);
-    const int leaf = static_cast<int>(free - taken.begin());
-    if (free == taken.end())
-      taken.push_back(true);
-    else
-      *free = true;
-    plan.leaf.push_back(leaf);
-    plan.folds.emplace_back();
-    stack.emplace_back(leaf, 1);
-    while (stack.size() >= 2 && stack.back().second == stack[stack.size() - 2].second) {
-      const auto right = stack.back();
-      stack.pop_back();
-      plan.folds.back().push_back({stack.back().first, right.first});
-      stack.back().second += right.second;
-      taken[static_cast<size_t>(right.first)] = false;
-    }
-  }
-  plan.buffers = static_cast<int>(taken.size());
-  require(stack.size() == 1 && stack.front().first == 0, "virtual ranks must be a power of two");
-  return plan;
-}
 
 // By pipeline rank and slot: the slot of the same rank behind which its send stands, the slot itself or a
 // later one.
@@ -325,7 +287,12 @@ int stages_per_rank(const Problem& problem) {
 void write_pipeline(StepGraphBuilder& builder, const Problem& problem, const PipelineSlots& slots) {
   require(problem.micro_batches % problem.virtual_ranks == 0, "{} micro-batches over {} virtual ranks",
           problem.micro_batches, problem.virtual_ranks);
-  const FoldPlan folds = plan_folds(problem.virtual_ranks);
+  // Where shards accumulate, whole gradients are parts of them, which the state tasks fold.
+  const auto count = static_cast<size_t>(problem.virtual_ranks);
+  const FoldPlan folds =
+      problem.accumulates_shards()
+          ? FoldPlan{std::vector<int>(count), std::vector<std::vector<FoldPlan::Fold>>(count), 1}
+          : plan_folds(problem.virtual_ranks);
   std::vector<std::vector<Slot>> all;
   for (int p = 0; p < problem.stages; ++p) all.push_back(slots(p));
   const int per_rank = stages_per_rank(problem);

@@ -25,6 +25,7 @@ uint64_t Problem::hash() const {
       .add(recovery_buffers)
       .add(zero_stage)
       .add(shard_gradients)
+      .add(reproducible_group)
       .add(gradient_bytes)
       .add(updates_wait_for_norm)
       .add(forward_only)

@@ -32,9 +32,10 @@ struct Problem {
   int recovery_buffers = 0;
   int zero_stage = 0;  // 0: replicated state; 1: optimizer state in shards; 2: and gradients; 3: and weights
   // Gradients are summed over the replicas after each micro-batch, and only shards accumulate (zero_stage 2,
-  // 3).
+  // 3); in a reproducible group, after each virtual rank.
   bool shard_gradients = false;
-  int64_t gradient_bytes = 4;  // of an element of gradients; programs that run have 4
+  bool reproducible_group = false;  // sums are those of all replicas' virtual ranks by one fixed tree
+  int64_t gradient_bytes = 4;       // of an element of gradients; programs that run have 4
   // Clipping, or skipping of steps that are not finite: no update before the norm of all gradients is known.
   bool updates_wait_for_norm = true;
   bool forward_only = false;         // evaluation: forwards that keep nothing
@@ -59,6 +60,15 @@ struct Problem {
   }
   // The ZeRO stage where there is something to share.
   int sharding() const { return replicas > 1 ? zero_stage : 0; }
+  bool accumulates_shards() const { return shard_gradients && sharding() >= 2; }
+  // What a rank sums over the replicas one after the other where shards accumulate; divides micro_batches.
+  int parts() const { return reproducible_group ? virtual_ranks : micro_batches; }
+  // Number among all virtual ranks of the `i`-th that `replica` runs. Where sums over the replicas come
+  // before those over what a rank runs, replicas run neighbours at a time, so that the tree over all is the
+  // same.
+  int virtual_rank_of(int replica, int i) const {
+    return accumulates_shards() ? i * replicas + replica : replica * virtual_ranks + i;
+  }
   std::vector<int> ranks_to_build() const;
   // Hash of everything that must be the same on all ranks.
   uint64_t hash() const;

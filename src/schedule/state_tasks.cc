@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "schedule/fold_plan.h"
 #include "schedule/rank_writer.h"
 #include "schedule/shards.h"
 
@@ -60,11 +61,11 @@ class StateWriter : RankWriter {
         replica_(problem.replica_of(rank)) {}
 
   void write() {
-    if (accumulates_shards()) accumulate_shards();
+    if (problem_.accumulates_shards()) accumulate_shards();
     const BufferId control = make("step control", 64, Tier::kShort, false);
     // Every rank's loss is complete before any rank's last backward begins.
     if (!problem_.updates_wait_for_norm) exchange(control, kNone);
-    if (!accumulates_shards())
+    if (!problem_.accumulates_shards())
       for (auto it = state_.gradients.rbegin(); it != state_.gradients.rend(); ++it)
         if (problem_.replicas > 1) sync(it->first, it->second, kDataParallel);
     tie_gradients();
@@ -77,7 +78,6 @@ class StateWriter : RankWriter {
  private:
   const LayerCatalogue& layer(int index) const { return problem_.layers[static_cast<size_t>(index)]; }
   bool tied_copy() const { return state_.gradients.count({0, true}) > 0 && stage_ > 0; }
-  bool accumulates_shards() const { return problem_.shard_gradients && problem_.sharding() >= 2; }
   ShardRange own(int index) const { return shard_range(layer(index), problem_.replicas, replica_); }
   // Of the parameters that this rank updates.
   int64_t updated(int index) const {
@@ -111,31 +111,36 @@ class StateWriter : RankWriter {
                               communicator));
   }
 
-  // Each micro-batch has a gradient buffer of its own, which is summed over the replicas, added to the shard
-  // and given up.
+  // A part of the gradient, of one micro-batch or virtual rank, has a buffer of its own, which is summed over
+  // the replicas, added to a shard and given up. Shards add parts in turn, or by a reproducible group's tree.
   void accumulate_shards() {
-    std::map<GradientOf, BufferId> shards;
+    const int parts = problem_.parts(), micro_batches_of_part = problem_.micro_batches / parts;
+    FoldPlan plan;
+    if (problem_.reproducible_group) plan = plan_folds(parts);
+    std::map<GradientOf, std::vector<BufferId>> shards;  // by level
     for (const auto& [which, buffer] : state_.gradients)
-      shards[which] = make(builder_.buffer(buffer).name + " shard",
-                           own(which.layer).count * problem_.gradient_bytes, Tier::kMedium);
-    std::map<std::pair<GradientOf, int>, BufferId> parts;
-    std::map<std::pair<GradientOf, int>, TaskId> last_user;
+      for (int level = 0; level < plan.buffers; ++level)
+        shards[which].push_back(make(fmt::format("{} shard {}", builder_.buffer(buffer).name, level),
+                                     own(which.layer).count * problem_.gradient_bytes, Tier::kMedium));
+    using Key = std::pair<GradientOf, int>;
+    std::map<Key, BufferId> buffers;
+    std::map<Key, TaskId> last_user;
     const auto sequence = builder_.sequence();
     std::vector<TaskId> backwards;
     for (TaskId id : sequence) {
       if (builder_.task(id).at.rank != rank_) continue;
-      const int m = builder_.task(id).at.micro_batch;
+      const int part = builder_.task(id).at.micro_batch / micro_batches_of_part;
       for (size_t u = 0; u < builder_.task(id).uses.size(); ++u) {
         const Use use = builder_.task(id).uses[u];
         if (!is_gradient(use)) continue;
-        const GradientOf which = gradient_of(builder_.task(id), use);
-        const auto [part, fresh] = parts.try_emplace({which, m}, kNone);
+        const Key key{gradient_of(builder_.task(id), use), part};
+        const auto [buffer, fresh] = buffers.try_emplace(key, kNone);
         if (fresh)
-          part->second = make(fmt::format("{} micro-batch {}", builder_.buffer(use.buffer).name, m),
-                              builder_.buffer(use.buffer).bytes, Tier::kShort);
-        builder_.task(id).uses[u].buffer = part->second;
+          buffer->second = make(fmt::format("{} part {}", builder_.buffer(use.buffer).name, part),
+                                builder_.buffer(use.buffer).bytes, Tier::kShort);
+        builder_.task(id).uses[u].buffer = buffer->second;
         builder_.task(id).uses[u].access = fresh ? Access::kWrite : Access::kAccumulate;
-        last_user[{which, m}] = id;
+        last_user[key] = id;
       }
       if (builder_.task(id).kind == TaskKind::kBackward) backwards.push_back(id);
     }
@@ -151,19 +156,30 @@ class StateWriter : RankWriter {
     for (TaskId id : sequence)
       for (const auto& [key, user] : last_user) {
         if (user != id) continue;
-        const auto& [which, m] = key;
-        Task t = sync_task(task(TaskKind::kGradSync, LaneKind::kCollective, m, which.layer), parts[key],
-                           kDataParallel);
-        moves.emplace_back(builder_.append(std::move(t)), user);
-        Task fold = task(TaskKind::kGradFold, LaneKind::kCompute, m, which.layer);
-        fold.uses = {{shards[which], m == 0 ? Access::kWrite : Access::kAccumulate, Role::kGradient},
-                     {parts[key], Access::kRead, Role::kInput}};
-        moves.emplace_back(builder_.append(std::move(fold)), next_backward.at(user));
+        const auto& [which, part] = key;
+        const int m = builder_.task(id).at.micro_batch;
+        moves.emplace_back(
+            builder_.append(sync_task(task(TaskKind::kGradSync, LaneKind::kCollective, m, which.layer),
+                                      buffers[key], kDataParallel)),
+            user);
+        const auto fold = [&](int into, Access access, BufferId from) {
+          Task t = task(TaskKind::kGradFold, LaneKind::kCompute, m, which.layer);
+          t.uses = {{shards[which][static_cast<size_t>(into)], access, Role::kGradient},
+                    {from, Access::kRead, Role::kInput}};
+          moves.emplace_back(builder_.append(std::move(t)), next_backward.at(user));
+        };
+        if (!problem_.reproducible_group) {
+          fold(0, part == 0 ? Access::kWrite : Access::kAccumulate, buffers[key]);
+          continue;
+        }
+        fold(plan.leaf[static_cast<size_t>(part)], Access::kWrite, buffers[key]);
+        for (const auto& f : plan.folds[static_cast<size_t>(part)])
+          fold(f.into, Access::kAccumulate, shards[which][static_cast<size_t>(f.from)]);
       }
     builder_.move_behind(moves);
     for (auto& [which, buffer] : state_.gradients) {
       builder_.buffer(buffer).bytes = 0;
-      buffer = shards[which];
+      buffer = shards[which].front();
     }
   }
 

@@ -1,7 +1,10 @@
 #include "sim/platform.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <set>
 
 #include "base/error.h"
@@ -221,6 +224,23 @@ Json link_to_json(const Link& link) {
   return json;
 }
 
+std::string file_of_name(const std::string& name, const std::string& folder) {
+  const std::filesystem::path found =
+      std::filesystem::path(folder).is_absolute() ? std::filesystem::path(folder) : find_resource(folder);
+  if (found.empty())
+    input_error("platform '{}': there is no folder {} here or beside the program; give the platform's file",
+                name, folder);
+  const std::filesystem::path file = found / (name + ".json");
+  if (std::filesystem::exists(file)) return file.string();
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(found))
+    if (entry.path().extension() == ".json") names.push_back(entry.path().stem().string());
+  std::sort(names.begin(), names.end());
+  const std::string near = nearest_name(name, names);
+  input_error("there is no platform '{}' in {}{}; there are {}", name, found.string(),
+              near.empty() ? "" : "; did you mean '" + near + "'?", fmt::join(names, ", "));
+}
+
 }  // namespace
 
 const char* name_of(LinkUse use) {
@@ -323,7 +343,7 @@ Platform parse_platform(std::string_view text, const std::string& file) {
 
 Platform read_platform(const std::string& file_or_name, const std::string& folder) {
   const bool is_file = file_or_name.find('/') != std::string::npos || file_or_name.ends_with(".json");
-  const std::string file = is_file ? file_or_name : folder + "/" + file_or_name + ".json";
+  const std::string file = is_file ? file_or_name : file_of_name(file_or_name, folder);
   Platform p = parse_platform(read_file(file), file);
   if (p.name.empty()) p.name = file_or_name;
   return p;

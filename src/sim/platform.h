@@ -119,7 +119,7 @@ std::vector<std::string> collective_algorithms();
 // Strict: keys that are not known, missing, of the wrong type or out of range are refused with their place.
 // Throws InputError.
 Platform parse_platform(std::string_view text, const std::string& file);
-// A file, or the name of one in `folder` without ".json".
+// A file, or the name of one in `folder` without ".json"; a relative folder as find_resource finds it.
 Platform read_platform(const std::string& file_or_name, const std::string& folder = "configs/platforms");
 Json platform_to_json(const Platform& platform);
 

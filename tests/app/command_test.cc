@@ -9,7 +9,10 @@
 #include "app/convert.h"
 #include "app/eval.h"
 #include "app/generate.h"
+#include "app/plan.h"
 #include "app/report.h"
+#include "app/simulate.h"
+#include "app/study.h"
 #include "app/tokenize.h"
 #include "app/train.h"
 #include "app/version.h"
@@ -81,7 +84,9 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Subcommand{"train", train_command}, Subcommand{"eval", eval_command},
                       Subcommand{"generate", generate_command}, Subcommand{"tokenize", tokenize_command},
                       Subcommand{"convert", convert_command}, Subcommand{"ablate", ablate_command},
-                      Subcommand{"report", report_command}, Subcommand{"schema", schema_command, false},
+                      Subcommand{"report", report_command}, Subcommand{"plan", plan_command},
+                      Subcommand{"simulate", simulate_command}, Subcommand{"study", study_command},
+                      Subcommand{"schema", schema_command, false},
                       Subcommand{"version", version_command, false}),
     [](const auto& info) { return info.param.name; });
 

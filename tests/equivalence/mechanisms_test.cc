@@ -8,18 +8,11 @@
 namespace trainer {
 namespace {
 
+using testing::describe;
+using testing::expect_same_bits;
 using testing::GridPlan;
 using testing::GridResult;
 using testing::run_grid;
-
-void expect_same_bits(const GridResult& a, const GridResult& b) {
-  ASSERT_EQ(a.steps.size(), b.steps.size());
-  for (size_t i = 0; i < a.steps.size(); ++i) {
-    EXPECT_EQ(a.steps[i].loss, b.steps[i].loss) << "step " << i + 1;
-    EXPECT_EQ(a.steps[i].gradient_norm, b.steps[i].gradient_norm) << "step " << i + 1;
-  }
-  for (const auto& [name, values] : a.state) EXPECT_EQ(values, b.state.at(name)) << name;
-}
 
 std::vector<std::vector<std::string>> all_lists_of_passes() {
   const auto names = pass_names();
@@ -30,11 +23,6 @@ std::vector<std::vector<std::string>> all_lists_of_passes() {
       if (bits >> i & 1) lists.back().push_back(names[i]);
   }
   return lists;
-}
-
-std::string describe(const GridPlan& plan) {
-  return fmt::format("P {} D {} zero {} activation {} passes {}", plan.stages, plan.replicas, plan.zero_stage,
-                     static_cast<int>(plan.activation), fmt::join(plan.passes, ","));
 }
 
 class Mechanisms : public ::testing::TestWithParam<std::tuple<int, int>> {};

@@ -8,20 +8,10 @@
 namespace trainer {
 namespace {
 
+using testing::expect_same_bits;
 using testing::GridPlan;
 using testing::GridResult;
 using testing::run_grid;
-
-void expect_same_bits(const GridResult& a, const GridResult& b) {
-  ASSERT_EQ(a.steps.size(), b.steps.size());
-  for (size_t i = 0; i < a.steps.size(); ++i) {
-    EXPECT_EQ(a.steps[i].loss, b.steps[i].loss) << "step " << i + 1;
-    EXPECT_EQ(a.steps[i].gradient_norm, b.steps[i].gradient_norm) << "step " << i + 1;
-    EXPECT_EQ(a.steps[i].valid_tokens, b.steps[i].valid_tokens);
-  }
-  ASSERT_EQ(a.weights.size(), b.weights.size());
-  for (const auto& [name, values] : a.weights) EXPECT_EQ(values, b.weights.at(name)) << name;
-}
 
 void expect_it_learned(const GridResult& r) {
   EXPECT_GT(r.steps.front().gradient_norm, 1e-3);

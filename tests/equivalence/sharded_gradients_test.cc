@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <set>
 
 #include "support/model_runner.h"
 #include "support/tiny_grid.h"
@@ -10,14 +11,10 @@
 namespace trainer {
 namespace {
 
+using testing::describe;
 using testing::GridPlan;
 using testing::GridResult;
 using testing::run_grid;
-
-std::string describe(const GridPlan& plan) {
-  return fmt::format("P {} D {} zero {} activation {} passes {}", plan.stages, plan.replicas, plan.zero_stage,
-                     static_cast<int>(plan.activation), fmt::join(plan.passes, ","));
-}
 
 // Adds the gradients of terms[low .. high) as the fixed tree over replicas does, into the first.
 void tree_of(std::vector<RunResult>& terms, size_t low, size_t high) {
@@ -40,8 +37,8 @@ std::map<std::string, std::vector<float>> train_plainly(const GridPlan& plan) {
   std::vector<std::unique_ptr<SampledInputs>> inputs;
   for (int r = 0; r < plan.replicas; ++r)
     inputs.push_back(std::make_unique<SampledInputs>(
-        testing::grid_data(plan), InputShape{config.training.micro_batch_size,
-                                             config.training.global_batch_size, plan.replicas, r, 1}));
+        testing::grid_data(plan),
+        InputShape{config.training.micro_batch_size, config.training.global_batch_size, plan.replicas, {r}}));
   std::map<std::string, std::array<std::vector<float>, 2>> moments;
   std::map<std::string, std::vector<float>> weights;
   const OptimizerSettings o = make_optimizer_settings(config);
@@ -111,6 +108,38 @@ TEST(ShardedGradients, AreSummedOverReplicasThenOverMicroBatches) {
           const GridResult result = run_grid(plan);
           for (const auto& [name, values] : expected) ASSERT_EQ(result.weights.at(name), values) << name;
         }
+  }
+}
+
+// In a reproducible group they are what every other plan of the group learns, with any number of replicas.
+TEST(ShardedGradients, AreThoseOfTheReproducibleGroup) {
+  for (const int micro_batches : {4, 8}) {
+    GridPlan plan;
+    plan.micro_batches = micro_batches;
+    plan.reproducible_group = 4;
+    plan.passes = {};
+    const GridResult expected = run_grid(plan);
+    std::set<uint64_t> programs = {expected.plan};
+    plan.activation = ActivationPolicy::kCheckpoint;
+    for (int replicas : {2, 4})
+      for (bool shards : {false, true})
+        for (int zero : {2, 3})
+          for (int stages : {1, 2})
+            for (const auto& passes : {std::vector<std::string>{}, pass_names()}) {
+              plan.replicas = replicas;
+              plan.zero_stage = zero;
+              plan.shard_gradients = shards;
+              plan.stages = stages;
+              plan.passes = passes;
+              SCOPED_TRACE(describe(plan));
+              const GridResult result = run_grid(plan);
+              testing::expect_same_bits(result, expected);
+              EXPECT_TRUE(programs.insert(result.plan).second);
+            }
+    plan.reproducible_group = 0;
+    plan.replicas = 2;
+    EXPECT_EQ(run_grid(plan).weights == expected.weights, micro_batches == 4)
+        << "without the group, four micro-batches of a rank are not summed as a tree";
   }
 }
 

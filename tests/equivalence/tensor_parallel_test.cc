@@ -14,6 +14,7 @@
 namespace trainer {
 namespace {
 
+using testing::expect_same_bits;
 using testing::GridPlan;
 using testing::GridResult;
 using testing::run_grid;
@@ -53,16 +54,6 @@ void expect_close(const GridResult& actual, const GridResult& expected, double t
     }
     EXPECT_LE(worst, 100 * tolerance * static_cast<double>(largest) + 1e-6) << name;
   }
-}
-
-void expect_same_bits(const GridResult& a, const GridResult& b) {
-  ASSERT_EQ(a.steps.size(), b.steps.size());
-  for (size_t i = 0; i < a.steps.size(); ++i) {
-    EXPECT_EQ(a.steps[i].loss, b.steps[i].loss) << "step " << i + 1;
-    EXPECT_EQ(a.steps[i].gradient_norm, b.steps[i].gradient_norm) << "step " << i + 1;
-  }
-  EXPECT_EQ(a.state.size(), b.state.size());
-  for (const auto& [name, values] : a.state) EXPECT_EQ(values, b.state.at(name)) << name;
 }
 
 TEST(TensorParallel, LearnsWhatOneRankLearns) {

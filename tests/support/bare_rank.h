@@ -13,8 +13,7 @@ struct BareRank {
       : kernels(make_host_kernels(1)),
         memory(graph, {}, world.rank()),
         communicators(RankCommunicators::make(world, problem)),
-        inputs(grid_data(plan), {config.training.micro_batch_size, config.training.global_batch_size,
-                                 plan.replicas, problem.replica_of(world.rank()), problem.virtual_ranks}),
+        inputs(grid_data(plan), input_shape(config, problem, world.rank())),
         binder({problem, world.rank(), model, *kernels, memory, communicators, inputs,
                 make_optimizer_settings(config), plan.dtype, SumAlgorithm::kDirect, ledger, clock}) {
     for (size_t b = 0; b < graph.buffers.size(); ++b)

@@ -2,6 +2,9 @@
 // with.
 #pragma once
 
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
 #include <bit>
 #include <functional>
 #include <map>
@@ -105,6 +108,24 @@ struct GridResult {
   std::map<std::string, std::vector<float>> state;    // by name in a checkpoint: parameters and moments
   uint64_t plan = 0;
 };
+
+inline std::string describe(const GridPlan& plan) {
+  return fmt::format("P {} D {} T {} zero {}{} activation {} passes {}", plan.stages, plan.replicas,
+                     plan.tensor_ranks, plan.zero_stage, plan.shard_gradients ? " sharded" : "",
+                     static_cast<int>(plan.activation), fmt::join(plan.passes, ","));
+}
+
+// Losses, norms, parameters and moments.
+inline void expect_same_bits(const GridResult& a, const GridResult& b) {
+  ASSERT_EQ(a.steps.size(), b.steps.size());
+  for (size_t i = 0; i < a.steps.size(); ++i) {
+    EXPECT_EQ(a.steps[i].loss, b.steps[i].loss) << "step " << i + 1;
+    EXPECT_EQ(a.steps[i].gradient_norm, b.steps[i].gradient_norm) << "step " << i + 1;
+    EXPECT_EQ(a.steps[i].valid_tokens, b.steps[i].valid_tokens) << "step " << i + 1;
+  }
+  ASSERT_EQ(a.state.size(), b.state.size());
+  for (const auto& [name, values] : a.state) EXPECT_EQ(values, b.state.at(name)) << name;
+}
 
 inline Config grid_config(const GridPlan& plan) {
   Config c;
