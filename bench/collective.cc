@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <optional>
 
 #include "app/options.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/statistics.h"
 #include "base/units.h"
 #include "comm/back_off.h"
 #include "comm/collectives.h"
@@ -40,11 +40,6 @@ constexpr int kTag = 1, kUrgentTag = 10, kPointTag = 11;
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 class Gate : public ChunkGate {
@@ -242,18 +237,11 @@ class Bench {
   std::vector<char> other_, own_;
 };
 
-std::string processor() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  return "unknown processor";
-}
-
 Json measure(const Arguments& a, Communicator& world) {
   const std::vector<int> nodes = world.nodes();
   Json r;
   r["command"] = a.command;
-  r["machine"] = processor();
+  r["machine"] = processor_name();
   r["ranks"] = world.size();
   r["nodes"] = *std::max_element(nodes.begin(), nodes.end()) + 1;
   r["cores_of_rank_0"] = allowed_cores().size();

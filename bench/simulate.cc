@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/statistics.h"
 #include "schedule/passes.h"
 #include "sim/simulator.h"
 
@@ -97,8 +98,7 @@ Json measure(const Arguments& a) {
     simulate(graph, costs, a.steps);
     times.push_back(processor_seconds() - begin);
   }
-  std::sort(times.begin(), times.end());
-  const double median = times[times.size() / 2];
+  const double seconds = median(times);
   const auto tasks = static_cast<int64_t>(graph.tasks.size()) * a.steps;
   Json result;
   result["benchmark"] = "simulate";
@@ -109,9 +109,9 @@ Json measure(const Arguments& a) {
   result["steps"] = a.steps;
   result["tasks_per_step"] = graph.tasks.size();
   result["build_seconds"] = build_seconds;
-  result["seconds"] = median;
+  result["seconds"] = seconds;
   result["repeats"] = times;
-  result["tasks_per_second"] = static_cast<double>(tasks) / median;
+  result["tasks_per_second"] = static_cast<double>(tasks) / seconds;
   return result;
 }
 

@@ -1,9 +1,10 @@
 // How fast a training step is, next to the rate of matrix products measured in the same run.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
+#include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <thread>
@@ -12,6 +13,7 @@
 #include "app/training_rank.h"
 #include "base/error.h"
 #include "base/philox.h"
+#include "base/statistics.h"
 #include "base/units.h"
 #include "comm/in_process.h"
 #include "device/arena.h"
@@ -46,11 +48,6 @@ constexpr double kRoundSeconds = 0.6;  // of measuring matrix products
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 // The same tokens in every step.
@@ -117,8 +114,10 @@ class Grid {
   double step() {
     const int64_t number = ++steps_;
     const double begin = now();
+    const std::clock_t processor_begin = std::clock();
     on_every_rank([&](size_t r) { ranks_[r]->run(number, 1, nullptr); });
     const double seconds = now() - begin;
+    processor_seconds_.push_back(static_cast<double>(std::clock() - processor_begin) / CLOCKS_PER_SEC);
     for (const auto& rank : ranks_)
       if (rank->take_result(number).skipped) run_error("step {} had a gradient that is not finite", number);
     return seconds;
@@ -126,6 +125,8 @@ class Grid {
 
   const Model& model() const { return ranks_.front()->model(); }
   std::string describe() const { return ranks_.front()->describe_plan(); }
+  // Of all threads in each step.
+  const std::vector<double>& processor_seconds() const { return processor_seconds_; }
   std::vector<TimelineEvent> take_events() {
     std::vector<TimelineEvent> events;
     for (const auto& rank : ranks_)
@@ -157,6 +158,7 @@ class Grid {
   std::vector<std::unique_ptr<Communicator>> communicators_;
   std::vector<RandomInputs> inputs_;
   std::vector<std::unique_ptr<TrainingRank>> ranks_;
+  std::vector<double> processor_seconds_;
   int64_t steps_ = 0;
 };
 
@@ -311,11 +313,32 @@ Json breakdown(const std::vector<TimelineEvent>& events, int layers, int steps, 
   return list;
 }
 
-std::string processor() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  return "unknown processor";
+// What the program around the tasks takes: time in which the compute lane runs none, though one rank never
+// waits, and processor time of all threads beyond the tasks'. Medians over the timed steps, as shares of
+// them.
+Json overhead(const std::vector<TimelineEvent>& events, const std::vector<double>& processor_seconds,
+              int threads, int timed) {
+  struct Step {
+    double begin = INFINITY, end = 0, busy = 0;
+  };
+  std::map<int, Step> steps;
+  for (const TimelineEvent& e : events) {
+    if (e.lane != "compute") continue;
+    Step& step = steps[e.step];
+    step.begin = std::min(step.begin, e.begin);
+    step.end = std::max(step.end, e.end);
+    step.busy += e.end - e.begin;
+  }
+  std::vector<double> idle, beyond;
+  for (const auto& [number, step] : steps) {
+    if (static_cast<int>(processor_seconds.size()) - number >= timed) continue;
+    const double length = step.end - step.begin;
+    idle.push_back(1 - step.busy / length);
+    beyond.push_back(std::max(0.0, processor_seconds[static_cast<size_t>(number) - 1] - threads * step.busy) /
+                     (threads * length));
+  }
+  if (idle.empty()) return nullptr;
+  return {{"idle_ratio", median(idle)}, {"processor_ratio", median(beyond)}};
 }
 
 Json measure(const Arguments& a) {
@@ -343,7 +366,7 @@ Json measure(const Arguments& a) {
   const double seconds = median(pipeline ? pipeline_seconds : single_seconds);
   Json r;
   r["command"] = a.command;
-  r["machine"] = fmt::format("{}, {} cores, kernels {}", processor(), allowed_cores().size(),
+  r["machine"] = fmt::format("{}, {} cores, kernels {}", processor_name(), allowed_cores().size(),
                              make_host_kernels(1)->name());
   r["plan"] = subject.describe();
   r["parameters"] = subject.model().parameter_count();
@@ -358,7 +381,9 @@ Json measure(const Arguments& a) {
   r["gemm_shapes"] = rates.to_json();
   r["peak_memory_bytes"] = peak;
   r["predicted_memory_bytes"] = predicted;
-  r["tasks"] = breakdown(subject.take_events(), subject.model().layer_count(), a.steps, a.ranks);
+  const auto events = subject.take_events();
+  r["tasks"] = breakdown(events, subject.model().layer_count(), a.steps, a.ranks);
+  if (!pipeline) r["overhead"] = overhead(events, subject.processor_seconds(), a.threads, a.steps);
   if (pipeline) {
     const double micro_batches =
         static_cast<double>(a.config.training.global_batch_size / a.config.training.micro_batch_size);
@@ -393,6 +418,10 @@ void print(const Json& r) {
   for (const Json& t : r["tasks"])
     fmt::print("  {:<28} {:8.4f}  {:5.1f} %\n", t["task"].get<std::string>(), t["seconds"].get<double>(),
                100 * t["seconds"].get<double>() / number("step_seconds"));
+  if (r.contains("overhead") && !r["overhead"].is_null())
+    fmt::print("\nbetween tasks: {:.2f} % of a step; processor time beyond them {:.2f} %\n",
+               100 * r["overhead"]["idle_ratio"].get<double>(),
+               100 * r["overhead"]["processor_ratio"].get<double>());
   if (!r.contains("pipeline")) return;
   const Json& p = r["pipeline"];
   fmt::print("\npipeline of {} ranks of one thread: {:.1f} tokens/s, without its ideal bubble {:.1f}\n",

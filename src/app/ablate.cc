@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 
 #include "app/ablation_report.h"
 #include "app/agreement.h"
@@ -15,6 +14,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/units.h"
+#include "device/cores.h"
 
 namespace trainer {
 namespace {
@@ -88,18 +88,11 @@ Request parse(std::span<const std::string> words) {
   return r;
 }
 
-std::string processor() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  return "unknown processor";
-}
-
 // The machine of rank 0.
 std::string describe_machine(const MpiEnvironment& mpi, const Config& config) {
   const auto plural = [](int64_t count) { return count == 1 ? "" : "s"; };
   const int64_t cores = sysconf(_SC_NPROCESSORS_ONLN), threads = config.device.threads;
-  return fmt::format("{}, {} core{}, kernels {}; {} rank{} with {} thread{} each", processor(), cores,
+  return fmt::format("{}, {} core{}, kernels {}; {} rank{} with {} thread{} each", processor_name(), cores,
                      plural(cores), make_host_kernels(1)->name(), mpi.size(), plural(mpi.size()), threads,
                      plural(threads));
 }

@@ -76,6 +76,7 @@ RoundFigures medians(const std::vector<RoundFigures>& all) {
   m.step_seconds = of([](const RoundFigures& f) { return f.step_seconds; });
   m.tail_seconds = of([](const RoundFigures& f) { return f.tail_seconds; });
   m.main_path_seconds = of([](const RoundFigures& f) { return f.main_path_seconds; });
+  m.simulated_seconds = of([](const RoundFigures& f) { return f.simulated_seconds; });
   for (const auto cause : kCauses) {
     m.exposed.*cause = of([&](const RoundFigures& f) { return f.exposed.*cause; });
     m.exposed_mean.*cause = of([&](const RoundFigures& f) { return f.exposed_mean.*cause; });
@@ -134,7 +135,7 @@ std::vector<RankStep> rank_steps(const Timeline& timeline, int64_t first, int co
 }
 
 RoundFigures round_figures(
-    const std::vector<std::vector<RankStep>>& ranks, int first_stage_ranks,
+    const std::vector<std::vector<RankStep>>& ranks, int first_stage_ranks, double simulated_seconds,
     const std::function<double(const std::vector<WaitLedger::StepAccount>&)>& main_path_seconds) {
   const auto begin = [&](size_t step) {
     double earliest = INFINITY;
@@ -158,6 +159,7 @@ RoundFigures round_figures(
       step.tail_seconds =
           std::max(step.tail_seconds, ranks[r][s + 1].first_forward - ranks[r][s].last_backward);
     step.main_path_seconds = main_path_seconds(accounts);
+    step.simulated_seconds = simulated_seconds;
     steps.push_back(step);
   }
   return medians(steps);

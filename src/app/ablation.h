@@ -49,13 +49,14 @@ struct RoundFigures {
   // them; of its slowest rank.
   double tail_seconds = 0;
   double main_path_seconds = 0;       // T_1F1B; NaN: not known
+  double simulated_seconds = 0;       // a step by simulation, tasks as long as measured; NaN: not known
   ExposedTime exposed, exposed_mean;  // cause by cause: of the rank that waited longest; over the ranks
 };
 
 // `ranks`: of every rank, the measured steps and the one after them. `main_path_seconds`: T_1F1B of a step,
 // from the accounts of all ranks.
 RoundFigures round_figures(
-    const std::vector<std::vector<RankStep>>& ranks, int first_stage_ranks,
+    const std::vector<std::vector<RankStep>>& ranks, int first_stage_ranks, double simulated_seconds,
     const std::function<double(const std::vector<WaitLedger::StepAccount>&)>& main_path_seconds);
 
 // What was measured of a variant. Bytes are those of the rank with most.

@@ -37,6 +37,7 @@ Json json_of(const AblationResult& r, const AblationResult& full) {
   one["exposed"] = exposed_json(median.exposed);
   one["tail_seconds"] = median.tail_seconds;
   one["main_path_seconds"] = number(median.main_path_seconds);
+  one["simulated_step_seconds"] = number(median.simulated_seconds);
   one["exposed_mean"] = exposed_json(median.exposed_mean);
   one["bubble_seconds"] = median.exposed.bubble;
   one["boundary_seconds"] = median.exposed.boundary;
@@ -51,6 +52,7 @@ Json json_of(const AblationResult& r, const AblationResult& full) {
   one["rounds"] = Json::array();
   for (const RoundFigures& f : r.rounds)
     one["rounds"].push_back({{"step_seconds", f.step_seconds},
+                             {"simulated_step_seconds", number(f.simulated_seconds)},
                              {"exposed", exposed_json(f.exposed)},
                              {"tail_seconds", f.tail_seconds}});
   return one;

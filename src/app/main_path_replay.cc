@@ -8,6 +8,7 @@
 namespace trainer {
 
 MainPathReplay::MainPathReplay(Problem problem) {
+  if (problem.world_size() > kRanksSimulated) return;
   problem.ranks.clear();
   StepGraphBuilder builder;
   one_f_one_b(builder, problem);
@@ -15,6 +16,7 @@ MainPathReplay::MainPathReplay(Problem problem) {
 }
 
 double MainPathReplay::seconds(const std::vector<WaitLedger::StepAccount>& accounts) const {
+  if (graph_.tasks.empty()) return std::nan("");
   struct Position {
     size_t compute = 0, forward = 0, backward = 0;
   };

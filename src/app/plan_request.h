@@ -28,8 +28,8 @@ std::function<PlanModel(int, int64_t)> catalogue_source(const ModelConfig& model
 PlanRequest make_plan_request(const Config& config, const ModelConfig& model, int devices,
                               int64_t memory_budget);
 
-// The program that `trainer train` runs with this config on `devices` devices, of all ranks. Throws InputError
-// where it cannot be cut so.
+// The program that `trainer train` runs with this config on `devices` devices, of all ranks. Throws
+// InputError where it cannot be cut so.
 Problem planned_problem(Config config, const ModelConfig& model, int devices);
 
 // The plan that a config states, on `devices` devices.

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 
 #include "app/command.h"
@@ -31,27 +32,23 @@ is the config's; 'trainer plan' looks for a better one.
   --set SECTION.KEY=VALUE   replaces a value of the config
 )";
 
-// The events and samples of one step, which begins at 0.
-Timeline one_step(const Timeline& all, int step) {
-  Timeline one;
-  double begin = 0, end = 0;
-  for (const TimelineEvent& e : all.events) {
-    if (e.step != step) continue;
-    begin = one.events.empty() ? e.begin : std::min(begin, e.begin);
-    end = std::max(end, e.end);
-    one.events.push_back(e);
-  }
+// One step of it, called 1, from time 0 on.
+Timeline only_step(const Timeline& all, int step) {
+  Timeline one = step_of(all, step);
+  double begin = INFINITY;
+  for (const TimelineEvent& e : one.events) begin = std::min(begin, e.begin);
   for (TimelineEvent& e : one.events) {
     e.step = 1;
     e.begin -= begin;
     e.end -= begin;
   }
-  for (MemorySample sample : all.memory) {
-    if (sample.time < begin || sample.time > end) continue;
-    sample.time -= begin;
-    one.memory.push_back(sample);
-  }
+  for (MemorySample& sample : one.memory) sample.time -= begin;
   return one;
+}
+
+int64_t limit_of(const Config& config, const Platform& platform) {
+  const int64_t budget = config.device.memory_budget.bytes;
+  return budget > 0 ? std::min(budget, platform.memory_bytes) : platform.memory_bytes;
 }
 
 Json to_json(const SimulatedStep& s, const Platform& platform) {
@@ -63,12 +60,14 @@ Json to_json(const SimulatedStep& s, const Platform& platform) {
           {"bubble_ratio", s.step.bubble_ratio},
           {"tokens_per_second", s.tokens_per_second},
           {"memory_bytes", memory_json(s.memory)},
-          {"memory_stage", s.memory.stage}};
+          {"memory_stage", s.memory.stage},
+          {"memory_limit_bytes", s.memory_limit},
+          {"fits", s.fits()}};
 }
 
 std::string gib(int64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / 0x1p30); }
 
-std::string text_of(const SimulatedStep& s, const Platform& platform) {
+std::string text_of(const SimulatedStep& s) {
   std::string text = fmt::format("  {:<26}{}, {} tokens/s\n", "step", format_seconds(s.step.step_seconds),
                                  format_count(s.tokens_per_second));
   const auto line = [&](const char* name, double seconds) {
@@ -84,8 +83,7 @@ std::string text_of(const SimulatedStep& s, const Platform& platform) {
   text += fmt::format("  {:<26}{}: long {}, medium {}, short {}\n",
                       fmt::format("memory of stage {}", s.memory.stage), gib(s.memory.total()),
                       gib(s.memory.tiers[0]), gib(s.memory.tiers[1]), gib(s.memory.tiers[2]));
-  if (s.memory.total() > platform.memory_bytes)
-    text += fmt::format("  it does not fit: a device has {}\n", gib(platform.memory_bytes));
+  if (!s.fits()) text += fmt::format("  it does not fit: a device may use {}\n", gib(s.memory_limit));
   return text;
 }
 
@@ -95,11 +93,11 @@ void run(std::span<const std::string> words) {
   const Options& options = arguments.options;
   const Config config = read_config(arguments.config, arguments.overrides);
   const Platform platform = read_platform(options.required("--platform"));
-  const SimulatedStep s =
-      simulate_step(config, platform, static_cast<int>(options.integer("--devices", 0, 1)));
+  const SimulatedStep s = simulate_step(
+      config, platform, static_cast<int>(std::min<int64_t>(options.integer("--devices", 0, 1), INT32_MAX)));
   const std::string subtitle = fmt::format("One step on {} device{} of {}, simulated", s.devices,
                                            s.devices > 1 ? "s" : "", platform.name);
-  fmt::print("{}: {}\n\n{}", arguments.config, subtitle, text_of(s, platform));
+  fmt::print("{}: {}\n\n{}", arguments.config, subtitle, text_of(s));
   if (const auto file = options.find("--json"))
     write_file_atomically(*file, to_json(s, platform).dump(1) + "\n");
   if (const auto file = options.find("--trace")) write_trace(*file, s.timeline);
@@ -124,9 +122,10 @@ SimulatedStep simulate_step(const Config& config, const Platform& platform, int 
   s.tokens_per_second = static_cast<double>(config.training.global_batch_size * config.data.sequence_length) /
                         p.step.step_seconds;
   s.memory = fullest_stage(problem);
+  s.memory_limit = limit_of(config, platform);
   s.ranks_shown = p.problem.ranks.empty() ? problem.world_size() : static_cast<int>(p.problem.ranks.size());
-  s.timeline = one_step(to_timeline(p.graph, simulate(p.graph, p.costs, kStepsToSteadyState), 1),
-                        kStepsToSteadyState - 1);
+  s.timeline = only_step(to_timeline(p.graph, simulate(p.graph, p.costs, kStepsToSteadyState), 1),
+                         kStepsToSteadyState - 1);
   return s;
 }
 
@@ -138,7 +137,7 @@ std::string simulated_page(const SimulatedStep& s, const std::string& title, con
   tiles += tile(format_seconds(s.step.step_seconds - s.step.main_path), "exposed besides");
   tiles += tile(fmt::format("{:.1f} %", 100 * s.step.bubble_ratio), "of the compute lanes is idle");
   tiles += tile(format_bytes(static_cast<double>(s.memory.total())),
-                fmt::format("memory of stage {}", s.memory.stage));
+                fmt::format("memory of stage {}{}", s.memory.stage, s.fits() ? "" : ": does not fit"));
   std::string body = fmt::format("<div class=\"tiles\">{}</div>\n", tiles);
   const std::string which =
       s.ranks_shown < s.devices

@@ -14,8 +14,10 @@ struct SimulatedStep {
   int devices = 1;
   double tokens_per_second = 0;
   StepAnalysis step;
-  StageMemory memory;  // of the stage that needs most
-  Timeline timeline;   // of one step in the steady state, called 1; of one replica where that stands for all
+  StageMemory memory;        // of the stage that needs most
+  int64_t memory_limit = 0;  // the platform's, or device.memory_budget where that is less
+  bool fits() const { return memory.total() <= memory_limit; }
+  Timeline timeline;  // of one step in the steady state, called 1; of one replica where that stands for all
   int ranks_shown = 1;
 };
 

@@ -157,10 +157,12 @@ std::string study_markdown(const Study& study, const std::string& command) {
                         text_of_error(row));
   }
   text += "\n## Deviations and fitted rows\n\n";
-  const auto noted = [](const StudyRow& row) { return !row.note.empty(); };
-  if (std::none_of(study.rows.begin(), study.rows.end(), noted)) text += "None.\n";
+  std::string list;
   for (const StudyRow& row : study.rows)
-    if (noted(row)) text += fmt::format("- {}, {}: {}\n", row.table, row.row, row.note);
+    if (row.deviates() || !row.note.empty())
+      list +=
+          fmt::format("- {}, {}: {}\n", row.table, row.row, row.note.empty() ? "not explained" : row.note);
+  text += list.empty() ? "None.\n" : list;
   if (!study.assumptions.empty()) text += "\n## Assumptions\n\n";
   for (const std::string& sentence : study.assumptions) text += fmt::format("- {}\n", sentence);
   return text;
@@ -174,12 +176,15 @@ int study_command(std::span<const std::string> words) {
     const Options options(words.subspan(1), {"--json", "--markdown", "--rounds"}, {});
     if (options.has("--rounds") && !entry.measure)
       input_error("--rounds: nothing is measured by the study '{}'", entry.name);
-    const Study study =
-        entry.measure ? entry.measure(static_cast<int>(options.integer("--rounds", 3, 1))) : entry.run();
+    const auto rounds = static_cast<int>(std::min<int64_t>(options.integer("--rounds", 3, 1), 1000));
+    const Study study = entry.measure ? entry.measure(rounds) : entry.run();
     print(study);
     if (const auto file = options.find("--json")) write_file_atomically(*file, study_json(study));
     if (const auto file = options.find("--markdown"))
-      write_file_atomically(*file, study_markdown(study, fmt::format("trainer study {}", entry.name)));
+      write_file_atomically(
+          *file,
+          study_markdown(study, fmt::format("trainer study {}{}", entry.name,
+                                            entry.measure ? fmt::format(" --rounds {}", rounds) : "")));
   });
 }
 

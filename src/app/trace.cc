@@ -1,11 +1,13 @@
 #include "app/trace.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <tuple>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "comm/collectives.h"
 
 namespace trainer {
 namespace {
@@ -166,6 +168,30 @@ Timeline parse_trace(const Json& json, const std::string& where) {
     timeline.events.push_back(std::move(e));
   }
   return timeline;
+}
+
+Timeline step_of(const Timeline& timeline, int64_t step) {
+  Timeline one;
+  double begin = INFINITY, end = 0;
+  for (const TimelineEvent& e : timeline.events) {
+    if (e.step != step) continue;
+    begin = std::min(begin, e.begin);
+    end = std::max(end, e.end);
+    one.events.push_back(e);
+  }
+  for (const MemorySample& sample : timeline.memory)
+    if (sample.time >= begin && sample.time <= end) one.memory.push_back(sample);
+  return one;
+}
+
+Timeline gather_timeline(Communicator& world, const Timeline& mine) {
+  Timeline whole;
+  for (const auto& text : gather(world, trace_json(mine).dump(), 0)) {
+    const Timeline part = parse_trace(parse_json(text, "trace"), "trace");
+    whole.events.insert(whole.events.end(), part.events.begin(), part.events.end());
+    whole.memory.insert(whole.memory.end(), part.memory.begin(), part.memory.end());
+  }
+  return whole;
 }
 
 std::filesystem::path trace_path(const std::filesystem::path& run_directory, int64_t step) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "comm/communicator.h"
 #include "schedule/timeline.h"
 
 namespace trainer {
@@ -17,6 +18,12 @@ Json trace_json(const Timeline& timeline);
 void write_trace(const std::filesystem::path& path, const Timeline& timeline);
 // What write_trace wrote, in the same order. Throws InputError.
 Timeline read_trace(const std::filesystem::path& path);
+
+// Its events of one step, and the memory samples from the first of them to the last.
+Timeline step_of(const Timeline& timeline, int64_t step);
+
+// Timelines of all ranks as one; only on rank 0. Collective.
+Timeline gather_timeline(Communicator& world, const Timeline& mine);
 
 // The timeline that trace_json made `json` from. `where` heads error messages.
 Timeline parse_trace(const Json& json, const std::string& where);

@@ -6,6 +6,7 @@
 
 #include "app/account_bytes.h"
 #include "app/agreement.h"
+#include "app/main_path_replay.h"
 #include "app/trace.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -26,8 +27,6 @@ static_assert(std::atomic<bool>::is_always_lock_free);
 // Within a chunk a step begins before the one before it has ended.
 constexpr double kChunkSeconds = 4.0;
 constexpr int kShortestChunk = 2, kLongestChunk = 64;
-// Up to so many ranks the traced step is simulated as well.
-constexpr int kRanksSimulated = 64;
 
 // What a rank knows of one step that rank 0 writes down.
 struct StepReport {
@@ -80,9 +79,9 @@ void TrainingJob::prepare(bool resume) {
 
 void TrainingJob::write_plan(const MemoryPlan& m) {
   log_info("{}", rank_->describe_plan());
-  log_info("memory of rank 0: long {}, medium {}, short {}, program {}: total {}",
-               format_bytes(m.tiers[0]), format_bytes(m.tiers[1]), format_bytes(m.tiers[2]),
-               format_bytes(m.program), format_bytes(m.total()));
+  log_info("memory of rank 0: long {}, medium {}, short {}, program {}: total {}", format_bytes(m.tiers[0]),
+           format_bytes(m.tiers[1]), format_bytes(m.tiers[2]), format_bytes(m.program),
+           format_bytes(m.total()));
   const Problem& p = rank_->problem();
   Json plan;
   plan["program"] = rank_->graph().provenance;
@@ -252,28 +251,11 @@ void TrainingJob::publish(const StepMetrics& metrics) {
 
 void TrainingJob::write_traces() {
   if (config_.run.trace_steps.empty()) return;
-  const auto all = gather(world_, trace_json(rank_->take_timeline()).dump(), 0);
+  const Timeline whole = gather_timeline(world_, rank_->take_timeline());
   if (world_.rank() != 0) return;
-  Timeline whole;
-  for (size_t r = 0; r < all.size(); ++r) {
-    const Timeline part = parse_trace(parse_json(all[r], "trace"), "trace");
-    whole.events.insert(whole.events.end(), part.events.begin(), part.events.end());
-    whole.memory.insert(whole.memory.end(), part.memory.begin(), part.memory.end());
-  }
-  for (int64_t step : config_.run.trace_steps) {
-    Timeline one;
-    double begin = 1e300, end = 0;
-    for (const TimelineEvent& e : whole.events)
-      if (e.step == step) {
-        one.events.push_back(e);
-        begin = std::min(begin, e.begin);
-        end = std::max(end, e.end);
-      }
-    for (const MemorySample& m : whole.memory)
-      if (m.time >= begin && m.time <= end) one.memory.push_back(m);
-    if (one.events.empty()) continue;
-    write_trace(trace_path(directory_, step), one);
-  }
+  for (const int64_t step : config_.run.trace_steps)
+    if (const Timeline one = step_of(whole, step); !one.events.empty())
+      write_trace(trace_path(directory_, step), one);
   if (!whole.events.empty()) write_simulated_step(whole);
 }
 
@@ -284,12 +266,9 @@ void TrainingJob::write_simulated_step(const Timeline& measured) {
   problem.ranks.clear();
   const StepGraph graph = build_step_graph(problem);
   const auto step = static_cast<int32_t>(config_.run.trace_steps.front());
-  const Timeline all =
-      to_timeline(graph, simulate(graph, measured_costs(graph, measured), kStepsToSteadyState), step - 1);
-  Timeline one;
-  for (const TimelineEvent& e : all.events)
-    if (e.step == step) one.events.push_back(e);
-  write_trace(simulated_trace_path(directory_), one);
+  const Simulation simulation =
+      simulate(graph, measured_costs(graph, problem, measured), kStepsToSteadyState);
+  write_trace(simulated_trace_path(directory_), step_of(to_timeline(graph, simulation, step - 1), step));
 }
 
 }  // namespace trainer

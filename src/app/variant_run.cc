@@ -12,10 +12,13 @@
 #include "app/account_bytes.h"
 #include "app/agreement.h"
 #include "app/main_path_replay.h"
+#include "app/trace.h"
 #include "app/training_state.h"
 #include "comm/collectives.h"
 #include "device/arena.h"
 #include "schedule/passes.h"
+#include "sim/measured_costs.h"
+#include "sim/step_analysis.h"
 
 namespace trainer {
 namespace {
@@ -69,6 +72,14 @@ std::vector<std::vector<RankStep>> gather_steps(const std::vector<RankStep>& min
     }
   }
   return ranks;
+}
+
+// A step of the program of all ranks on virtual time, its tasks as long as the traced ones.
+double simulated_seconds(Problem problem, const Timeline& measured) {
+  if (problem.world_size() > kRanksSimulated) return std::nan("");
+  problem.ranks.clear();
+  const StepGraph graph = build_step_graph(problem);
+  return steady_step_seconds(graph, measured_costs(graph, problem, measured));
 }
 
 void record_losses(TrainingRank& rank, int steps, AblationResult& result) {
@@ -137,15 +148,19 @@ std::string run_variant(const TrainingData& data, Communicator& world, const Var
   rank->run(1, steps.total(), nullptr);
 
   record_losses(*rank, steps.total(), result);
-  auto mine = rank_steps(rank->take_timeline(), steps.warm_up + 1, steps.measured + 1);
+  const Timeline timeline = rank->take_timeline();
+  auto mine = rank_steps(timeline, steps.warm_up + 1, steps.measured + 1);
   for (size_t s = 0; s < mine.size(); ++s)
     mine[s].account = rank->take_account(steps.warm_up + 1 + static_cast<int64_t>(s));
   record_memory(*rank, plan, peak_is_own, world, result);
   const auto ranks = gather_steps(mine, world);
+  Timeline whole;
+  if (world.size() <= kRanksSimulated) whole = gather_timeline(world, timeline);
   if (world.rank() == 0) {
     const Problem& problem = rank->problem();
     const MainPathReplay replay(problem);
     result.rounds.push_back(round_figures(ranks, problem.replicas * problem.tensor_ranks,
+                                          simulated_seconds(problem, whole),
                                           [&](const auto& accounts) { return replay.seconds(accounts); }));
   }
   return rank->describe_plan();

@@ -149,8 +149,8 @@ void HuggingFaceFolder::check(std::span<const ParameterSpec> parameters) const {
   constexpr size_t kShown = 8;
   const size_t shown = std::min(unused.size(), kShown);
   log_warning("{}: {} tensors are no part of this model and are not used: {}{}", weights_, unused.size(),
-               fmt::join(unused.begin(), unused.begin() + static_cast<int64_t>(shown), ", "),
-               unused.size() > shown ? ", ..." : "");
+              fmt::join(unused.begin(), unused.begin() + static_cast<int64_t>(shown), ", "),
+              unused.size() > shown ? ", ..." : "");
 }
 
 void HuggingFaceFolder::warn_of_untied_head(const Found& head) const {

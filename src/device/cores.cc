@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <fstream>
 
 namespace trainer {
 
@@ -15,6 +16,13 @@ std::vector<int> allowed_cores() {
       if (CPU_ISSET(core, &set)) cores.push_back(core);
   if (cores.empty()) cores.push_back(0);
   return cores;
+}
+
+std::string processor_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  return "unknown processor";
 }
 
 std::vector<int> cores_of_local_rank(const std::vector<int>& cores, int local_rank, int local_size) {

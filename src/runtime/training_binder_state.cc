@@ -98,11 +98,11 @@ RequestPtr TrainingBinder::gather(int layer, std::byte* data, const CollectiveOp
 // stage 3, lets nothing pass.
 CollectiveOptions TrainingBinder::collective_options(const StepGraph& graph, const Task& task) const {
   CollectiveOptions options{.algorithm = parts_.grad_sync};
+  const bool waited_for = task.kind == TaskKind::kPrefetchWeights && task.at.micro_batch >= 0;
+  if (!graph.lanes[static_cast<size_t>(task.lane)].yields || waited_for) return options;
   const auto nodes = parts_.communicators.world->nodes();
   const bool one_machine = std::all_of(nodes.begin(), nodes.end(), [&](int n) { return n == nodes.front(); });
-  const bool waited_for = task.kind == TaskKind::kPrefetchWeights && task.at.micro_batch >= 0;
-  if (graph.lanes[static_cast<size_t>(task.lane)].yields && !one_machine && !waited_for)
-    options.gate = &gate_;
+  if (!one_machine) options.gate = &gate_;
   return options;
 }
 

@@ -24,6 +24,12 @@ const Link& need(const Platform& platform, LinkUse use, bool across_nodes) {
               across_nodes ? "across_nodes" : "within_node");
 }
 
+int group_of(const Task& task, const Problem& problem) {
+  return task.communicator == kDataParallel    ? task.at.stage
+         : task.communicator == kTiedEmbedding ? problem.replica_of(task.at.rank)
+                                               : 0;
+}
+
 class CostModel {
  public:
   CostModel(const StepGraph& graph, const Problem& problem, const Platform& platform)
@@ -32,7 +38,7 @@ class CostModel {
     costs_.seconds.assign(tasks, 0);
     costs_.bytes.assign(tasks, 0);
     costs_.rate.assign(tasks, 0);
-    costs_.meeting.assign(tasks, kNone);
+    costs_.meeting = collective_meetings(graph, problem);
     costs_.link_group.assign(graph.lanes.size(), kNone);
     for (const Lane& lane : graph.lanes) built_.insert(lane.rank);
     for (const LayerCatalogue& layer : problem.layers) {
@@ -305,13 +311,6 @@ class CostModel {
     costs_.bytes[index] = c.bytes;
     costs_.rate[index] = c.rate;
     if (c.bytes > 0) share(index, need(platform_, LinkUse::kCollective, c.across_nodes), task.at.rank);
-    meet(index, task);
-  }
-
-  static int group_of(const Task& task, const Problem& problem) {
-    return task.communicator == kDataParallel    ? task.at.stage
-           : task.communicator == kTiedEmbedding ? problem.replica_of(task.at.rank)
-                                                 : 0;
   }
 
   // How many ranks a collective has, and how many of them are on one node at most.
@@ -338,13 +337,6 @@ class CostModel {
   // Under ZeRO no rank needs more of the sum than its shard.
   bool reduces_to_shards(const Task& task) const {
     return task.kind == TaskKind::kGradSync && task.communicator == kDataParallel && problem_.sharding() > 0;
-  }
-
-  void meet(size_t index, const Task& task) {
-    const int group = group_of(task, problem_);
-    const int ordinal = met_[{task.at.rank, task.communicator}]++;
-    const auto fresh = static_cast<int>(meetings_.size());
-    costs_.meeting[index] = meetings_.try_emplace({task.communicator, group, ordinal}, fresh).first->second;
   }
 
   // This lane shares the wire of this name at a rank.
@@ -384,8 +376,6 @@ class CostModel {
   std::map<std::pair<std::string, int>, int> groups_;
   std::map<int, int> cores_;                                    // by rank
   std::map<std::pair<int, int>, std::pair<int, int>> members_;  // by communicator and group
-  std::map<std::pair<int, int>, int> met_;             // collectives so far, by rank and communicator
-  std::map<std::tuple<int, int, int>, int> meetings_;  // by communicator, group and ordinal
 };
 
 }  // namespace
@@ -429,6 +419,23 @@ CollectiveCost collective_cost(const Platform& platform, CollectiveKind kind, do
     cost.bytes *= 2;
   }
   return cost;
+}
+
+std::vector<int> collective_meetings(const StepGraph& graph, const Problem& problem) {
+  std::vector<int> meeting(graph.tasks.size(), kNone);
+  std::map<std::tuple<int, int, int>, int> numbers;  // by communicator, group and ordinal
+  std::map<std::pair<int, int>, int> met;            // by rank and communicator
+  for (const Lane& lane : graph.lanes) {
+    if (lane.kind != LaneKind::kCollective) continue;
+    for (TaskId id : lane.program) {
+      const Task& task = graph.tasks[static_cast<size_t>(id)];
+      const int ordinal = met[{task.at.rank, task.communicator}]++;
+      const auto fresh = static_cast<int>(numbers.size());
+      meeting[static_cast<size_t>(id)] =
+          numbers.try_emplace({task.communicator, group_of(task, problem), ordinal}, fresh).first->second;
+    }
+  }
+  return meeting;
 }
 
 CostTable cost_model(const StepGraph& graph, const Problem& problem, const Platform& platform) {

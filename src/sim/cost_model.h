@@ -25,6 +25,9 @@ namespace trainer {
 // Throws InputError when the platform lacks a rate or link that the program needs.
 CostTable cost_model(const StepGraph& graph, const Problem& problem, const Platform& platform);
 
+// [tasks] CostTable::meeting for the collectives of a graph built from `problem`.
+std::vector<int> collective_meetings(const StepGraph& graph, const Problem& problem);
+
 // What one rank's part in a collective costs.
 struct CollectiveCost {
   double seconds = 0;  // messages that wait for each other, and what stays within the node

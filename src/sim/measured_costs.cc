@@ -7,6 +7,8 @@
 #include <string>
 #include <tuple>
 
+#include "sim/cost_model.h"
+
 namespace trainer {
 namespace {
 
@@ -19,7 +21,7 @@ bool mostly_waits(const std::string& kind, const std::string& lane) {
 
 }  // namespace
 
-CostTable measured_costs(const StepGraph& graph, const Timeline& timeline) {
+CostTable measured_costs(const StepGraph& graph, const Problem& problem, const Timeline& timeline) {
   std::map<Key, std::vector<double>> lengths;
   for (const TimelineEvent& e : timeline.events)
     for (int rank : {int{e.rank}, -1}) lengths[{e.kind, e.lane, rank, e.layer}].push_back(e.end - e.begin);
@@ -41,6 +43,7 @@ CostTable measured_costs(const StepGraph& graph, const Timeline& timeline) {
     }
     costs.seconds.push_back(seconds);
   }
+  costs.meeting = collective_meetings(graph, problem);
   return costs;
 }
 

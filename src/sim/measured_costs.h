@@ -1,6 +1,7 @@
 // Costs of a program from a timeline of the same or a similar one: cost fitting by what ran.
 #pragma once
 
+#include "schedule/problem.h"
 #include "schedule/timeline.h"
 #include "sim/simulator.h"
 
@@ -9,7 +10,7 @@ namespace trainer {
 // Seconds of each task of `graph`: the median length of the timeline's events of its kind, rank and layer; of
 // its kind and layer on any rank where there are none; 0 where there are none at all. Receives cost nothing
 // and a collective what its shortest run took, since theirs are mostly waiting; a Send costs its shortest run
-// too.
-CostTable measured_costs(const StepGraph& graph, const Timeline& timeline);
+// too. Ranks of a collective meet. `problem`: that `graph` was built from.
+CostTable measured_costs(const StepGraph& graph, const Problem& problem, const Timeline& timeline);
 
 }  // namespace trainer

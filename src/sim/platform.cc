@@ -227,7 +227,7 @@ Json link_to_json(const Link& link) {
 std::string file_of_name(const std::string& name, const std::string& folder) {
   const std::filesystem::path found =
       std::filesystem::path(folder).is_absolute() ? std::filesystem::path(folder) : find_resource(folder);
-  if (found.empty())
+  if (!std::filesystem::is_directory(found))
     input_error("platform '{}': there is no folder {} here or beside the program; give the platform's file",
                 name, folder);
   const std::filesystem::path file = found / (name + ".json");

@@ -175,7 +175,8 @@ TEST(RoundFigures, AreMediansOverStepsAndOfTheSlowestRank) {
     for (const auto& a : accounts) seconds = std::max(seconds, a.main_path);
     return seconds;
   };
-  const RoundFigures f = round_figures(ranks, 2, longest);
+  const RoundFigures f = round_figures(ranks, 2, 0.25, longest);
+  EXPECT_EQ(f.simulated_seconds, 0.25);
   EXPECT_DOUBLE_EQ(f.step_seconds, 10);        // of 10, 10, 20
   EXPECT_DOUBLE_EQ(f.tail_seconds, 3);         // of max(2, 1), max(3, 3), max(11, 12)
   EXPECT_DOUBLE_EQ(f.main_path_seconds, 8.5);  // of 8.5, 8, 9

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "app/plan_request.h"
 #include "app/trace.h"
 #include "base/file.h"
@@ -89,10 +91,27 @@ TEST(Simulate, WritesWhatItIsAskedFor) {
 }
 
 TEST(Simulate, SaysWhatDoesNotFit) {
+  const TestFolder folder;
   Platform small = mt3000();
-  const Config config = parse_config(config_json(1, 1).dump(), "config");
-  small.memory_bytes = 1 << 20;
-  EXPECT_GT(simulate_step(config, small, 1).memory.total(), small.memory_bytes);
+  small.memory_bytes = int64_t{1} << 20;
+  const std::string config = (folder.path() / "config.json").string(),
+                    platform = (folder.path() / "small.json").string(),
+                    figures = (folder.path() / "figures.json").string();
+  write_file_atomically(config, config_json(1, 1).dump());
+  write_file_atomically(platform, platform_to_json(small).dump());
+  const auto run = [&](const std::vector<std::string>& words) {
+    ::testing::internal::CaptureStdout();
+    EXPECT_EQ(simulate_command(words), 0);
+    return ::testing::internal::GetCapturedStdout();
+  };
+  EXPECT_THAT(run({config, "--platform", platform, "--json", figures}),
+              HasSubstr("it does not fit: a device may use"));
+  EXPECT_FALSE(parse_json_file(figures)["fits"].get<bool>());
+  // The config's own limit counts as well.
+  const std::string large = kSource + "configs/platforms/h200.json";
+  EXPECT_EQ(run({config, "--platform", large}).find("does not fit"), std::string::npos);
+  EXPECT_THAT(run({config, "--platform", large, "--set", "device.memory_budget=1MiB"}),
+              HasSubstr("does not fit"));
   EXPECT_THROW(simulate_step(parse_config(config_json(5, 1).dump(), "config"), mt3000(), 7), InputError);
 }
 

@@ -184,7 +184,7 @@ TEST(InProcess, RandomDelaysChangeNoBytes) {
 
 TEST(InProcess, DelaysHoldARequestBackAndFollowTheSeed) {
   const auto polls = [](uint64_t seed) {
-    Group group = make_in_process_group(1, {Delivery::kEager, {seed, std::chrono::milliseconds(4)}});
+    Group group = make_in_process_group(1, {Delivery::kEager, {seed, std::chrono::milliseconds(40)}});
     const auto begin = std::chrono::steady_clock::now();
     finish(*group[0]->send(nullptr, 0, 0, 0));
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
@@ -195,8 +195,8 @@ TEST(InProcess, DelaysHoldARequestBackAndFollowTheSeed) {
     shortest = std::min(shortest, delay);
     longest = std::max(longest, delay);
   }
-  EXPECT_LT(shortest, 2);
-  EXPECT_GT(longest, 2);
+  EXPECT_LT(shortest, 20);
+  EXPECT_GT(longest, 20);
 }
 
 TEST(InProcess, AbortPoisonsEveryRankAndNamesTheCulprit) {

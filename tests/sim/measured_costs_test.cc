@@ -22,7 +22,7 @@ TEST(MeasuredCosts, TheSimulationOfWhatASimulationMeasuredTakesAsLong) {
                                                                : layer);
   }
   const Simulation simulation = simulate(graph, costs, 3);
-  const CostTable fitted = measured_costs(graph, to_timeline(graph, simulation));
+  const CostTable fitted = measured_costs(graph, problem, to_timeline(graph, simulation));
   // An absorbed recovery has no event of its own in a simulation; all others come back.
   for (size_t id = 0; id < graph.tasks.size(); ++id) {
     const TaskKind kind = graph.tasks[id].kind;
@@ -32,7 +32,8 @@ TEST(MeasuredCosts, TheSimulationOfWhatASimulationMeasuredTakesAsLong) {
 }
 
 TEST(MeasuredCosts, TheMedianCountsAndWhatOnlyWaitsDoesNot) {
-  const StepGraph graph = build_step_graph(testing::small_problem(2, 1, 1, 1));
+  const Problem problem = testing::small_problem(2, 1, 1, 1);
+  const StepGraph graph = build_step_graph(problem);
   Timeline timeline;
   const auto event = [&](const char* kind, const char* lane, int layer, double seconds) {
     TimelineEvent e;
@@ -45,7 +46,7 @@ TEST(MeasuredCosts, TheMedianCountsAndWhatOnlyWaitsDoesNot) {
   event("Forward", "compute", 1, 3);
   event("Forward", "compute", 1, 1);
   event("Forward", "compute", 1, 100);
-  const CostTable costs = measured_costs(graph, timeline);
+  const CostTable costs = measured_costs(graph, problem, timeline);
   for (size_t id = 0; id < graph.tasks.size(); ++id) {
     const Task& task = graph.tasks[id];
     const bool measured = task.kind == TaskKind::kForward && task.at.layer_begin == 1;

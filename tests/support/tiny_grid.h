@@ -110,8 +110,9 @@ struct GridResult {
 };
 
 inline std::string describe(const GridPlan& plan) {
-  return fmt::format("P {} D {} T {} zero {}{} activation {} passes {}", plan.stages, plan.replicas,
-                     plan.tensor_ranks, plan.zero_stage, plan.shard_gradients ? " sharded" : "",
+  return fmt::format("P {} D {} T {} M {} group {} zero {}{} activation {} passes {}", plan.stages,
+                     plan.replicas, plan.tensor_ranks, plan.micro_batches, plan.reproducible_group,
+                     plan.zero_stage, plan.shard_gradients ? " sharded" : "",
                      static_cast<int>(plan.activation), fmt::join(plan.passes, ","));
 }
 
