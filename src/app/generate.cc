@@ -97,7 +97,7 @@ void generate(const Options& options) {
   const SamplingOptions sampling = sampling_options(options);
   const DType dtype = parse_precision(options.find("--precision").value_or("fp32"));
   const int64_t wanted = options.integer("--max-new-tokens", 128, 0);
-  Sampler sampler(sampling, static_cast<uint64_t>(options.integer("--seed", 1234, 0)));
+  TokenSampler sampler(sampling, static_cast<uint64_t>(options.integer("--seed", 1234, 0)));
   const std::string& prompt = options.required("--prompt");
   const auto source = open_model_source(options.required("--model"));
   const ModelConfig& config = source->config();

@@ -8,7 +8,7 @@
 
 namespace trainer {
 
-int32_t Sampler::sample(std::span<const float> logits, int64_t position) {
+int32_t TokenSampler::sample(std::span<const float> logits, int64_t position) {
   require(!logits.empty(), "sampling from no logits");
   for (float logit : logits)
     if (std::isnan(logit))

@@ -15,9 +15,9 @@ struct SamplingOptions {
   double top_p = 1;        // only the most likely tokens, as many as reach this probability together
 };
 
-class Sampler {
+class TokenSampler {
  public:
-  Sampler(SamplingOptions options, uint64_t seed) : options_(options), random_(seed) {}
+  TokenSampler(SamplingOptions options, uint64_t seed) : options_(options), random_(seed) {}
 
   // The token at `position` of the text. Depends on the seed, the position and the logits only, not on what
   // was sampled before.

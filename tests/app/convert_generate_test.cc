@@ -34,7 +34,7 @@ class Commands : public ::testing::Test {
     Json config = tiny_llama(true);
     config["vocab_size"] = 257;
     config["max_position_embeddings"] = 40;
-    const SyntheticSource source(config);
+    const SyntheticWeights source(config);
     save_hugging_face(source, parameters_of(source), model_, {});
   }
   Outcome generate(std::vector<std::string> more) {

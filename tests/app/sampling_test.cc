@@ -16,7 +16,7 @@ const std::vector<float> kLogits = {std::log(0.4f) + 5, std::log(0.1f) + 5, std:
                                     std::log(0.2f) + 5};
 
 std::vector<double> frequencies(SamplingOptions options, int64_t draws = 20'000) {
-  Sampler sampler(options, 1);
+  TokenSampler sampler(options, 1);
   std::vector<double> counts(kLogits.size());
   for (int64_t i = 0; i < draws; ++i) counts[static_cast<size_t>(sampler.sample(kLogits, i))] += 1;
   for (double& count : counts) count /= static_cast<double>(draws);
@@ -50,13 +50,13 @@ TEST(Sampling, TopKAndTopPCutTheTail) {
 }
 
 TEST(Sampling, ZeroTemperatureTakesTheMostLikely) {
-  Sampler sampler({.temperature = 0}, 1);
+  TokenSampler sampler({.temperature = 0}, 1);
   EXPECT_EQ(sampler.sample(kLogits, 0), 0);
   EXPECT_EQ(sampler.sample(std::vector<float>{1, 3, 3, 2}, 0), 1);
 }
 
 TEST(Sampling, DependsOnSeedAndPositionOnly) {
-  Sampler forwards({}, 5), backwards({}, 5), other({}, 6);
+  TokenSampler forwards({}, 5), backwards({}, 5), other({}, 6);
   std::vector<int32_t> a(200), b(200), c(200);
   for (int64_t i = 0; i < 200; ++i) a[static_cast<size_t>(i)] = forwards.sample(kLogits, i);
   for (int64_t i = 199; i >= 0; --i) b[static_cast<size_t>(i)] = backwards.sample(kLogits, i);
@@ -67,7 +67,7 @@ TEST(Sampling, DependsOnSeedAndPositionOnly) {
 
 TEST(Sampling, ExtremeLogits) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  Sampler sampler({}, 1);
+  TokenSampler sampler({}, 1);
   for (int64_t i = 0; i < 100; ++i)
     EXPECT_EQ(sampler.sample(std::vector<float>{-kInfinity, 3e38f, -3e38f}, i), 1);
   EXPECT_THROW(sampler.sample(std::vector<float>{0, std::nanf("")}, 0), RunError);

@@ -21,9 +21,9 @@ std::vector<float> logits(const ModelSource& source) {
   return decoder.step(std::vector<int32_t>{1, 4, 0});
 }
 
-class AllZero : public SyntheticSource {
+class AllZero : public SyntheticWeights {
  public:
-  using SyntheticSource::SyntheticSource;
+  using SyntheticWeights::SyntheticWeights;
   void read(const ParameterSpec&, int64_t, std::span<float> values) const override {
     std::fill(values.begin(), values.end(), 0.0f);
   }
@@ -32,7 +32,7 @@ class AllZero : public SyntheticSource {
 TEST(Cases, ExportAndImportGiveTheSameLogits) {
   for (const Json& config : {tiny_llama(true), tiny_llama(false), tiny_gpt2(), tiny_qwen3()}) {
     const TestFolder folder;
-    const SyntheticSource source(config);
+    const SyntheticWeights source(config);
     save_hugging_face(source, parameters_of(source), folder / "model", {});
     const auto before = logits(source);
     EXPECT_EQ(before, logits(HuggingFaceFolder(folder / "model")));
@@ -43,7 +43,7 @@ TEST(Cases, ExportAndImportGiveTheSameLogits) {
 // A tied model uses its embedding, whatever an lm_head.weight in the folder says.
 TEST(Cases, TiedHeadIsTheEmbedding) {
   const TestFolder folder;
-  const SyntheticSource source(tiny_llama(true));
+  const SyntheticWeights source(tiny_llama(true));
   auto parameters = parameters_of(source);
   ParameterSpec head = parameters[0];
   head.name = "lm_head.weight";

@@ -48,7 +48,7 @@ void expect_synthetic(const ModelSource& source) {
     std::vector<float> values(static_cast<size_t>(parameter.count()));
     read_parameter(source, parameter, values);
     for (size_t i = 0; i < values.size(); ++i)
-      ASSERT_EQ(values[i], SyntheticSource::value(parameter.name, static_cast<int64_t>(i)))
+      ASSERT_EQ(values[i], SyntheticWeights::value(parameter.name, static_cast<int64_t>(i)))
           << parameter.name << " " << i;
   }
 }
@@ -70,7 +70,7 @@ void write_folder(const fs::path& folder, const Json& config, const std::vector<
 
 std::vector<TensorDeclaration> declarations_of(const Json& config) {
   std::vector<TensorDeclaration> tensors;
-  for (const auto& parameter : parameters_of(SyntheticSource(config))) {
+  for (const auto& parameter : parameters_of(SyntheticWeights(config))) {
     auto shape = parameter.shape;
     if (parameter.transposed_on_disk) std::reverse(shape.begin(), shape.end());
     tensors.push_back({parameter.name, TensorType::kF32, shape});
@@ -94,7 +94,7 @@ class HuggingFaceRoundTrip : public ::testing::TestWithParam<TensorType> {};
 TEST_P(HuggingFaceRoundTrip, EveryTensorReadsBack) {
   for (const Json& config : {tiny_llama(true), tiny_llama(false), tiny_gpt2(), tiny_qwen3()}) {
     const TestFolder folder;
-    const SyntheticSource source(config, GetParam());
+    const SyntheticWeights source(config, GetParam());
     save_hugging_face(source, parameters_of(source), folder / "a", {});
     const HuggingFaceFolder first(folder / "a");
     first.check(parameters_of(first));
@@ -112,7 +112,7 @@ INSTANTIATE_TEST_SUITE_P(Types, HuggingFaceRoundTrip,
 
 TEST(HuggingFace, ShardsHoldTheSameAsOneFile) {
   const TestFolder folder;
-  const SyntheticSource source(tiny_llama(false));
+  const SyntheticWeights source(tiny_llama(false));
   save_hugging_face(source, parameters_of(source), folder / "one", {});
   save_hugging_face(source, parameters_of(source), folder / "many",
                     {.type = {}, .max_shard_bytes = 200, .tokenizer = ""});
@@ -141,7 +141,7 @@ TEST(HuggingFace, ShardsHoldTheSameAsOneFile) {
 
 TEST(HuggingFace, AnyRunOfElementsOfATransposedTensor) {
   const TestFolder folder;
-  const SyntheticSource synthetic(tiny_gpt2());
+  const SyntheticWeights synthetic(tiny_gpt2());
   save_hugging_face(synthetic, parameters_of(synthetic), folder / "a", {});
   const HuggingFaceFolder source(folder / "a");
   for (const auto& parameter : parameters_of(source)) {
@@ -152,7 +152,7 @@ TEST(HuggingFace, AnyRunOfElementsOfATransposedTensor) {
         std::vector<float> values(static_cast<size_t>(count));
         source.read(parameter, begin, values);
         for (int64_t i = 0; i < count; ++i)
-          ASSERT_EQ(values[static_cast<size_t>(i)], SyntheticSource::value(parameter.name, begin + i));
+          ASSERT_EQ(values[static_cast<size_t>(i)], SyntheticWeights::value(parameter.name, begin + i));
       }
     return;
   }
@@ -196,7 +196,7 @@ TEST(HuggingFace, NamesWithAndWithoutTheBaseModelsPrefix) {
 
 TEST(HuggingFace, LayersFillTheirBlocks) {
   const TestFolder folder;
-  const SyntheticSource synthetic(tiny_llama(true));
+  const SyntheticWeights synthetic(tiny_llama(true));
   save_hugging_face(synthetic, parameters_of(synthetic), folder / "a", {});
   const HuggingFaceFolder source(folder / "a");
   const Model model(source.config());
@@ -206,7 +206,7 @@ TEST(HuggingFace, LayersFillTheirBlocks) {
   std::vector<float> expected(block.size(), 7);
   for (const auto& parameter : layer.parameters())
     for (int64_t i = 0; i < parameter.count(); ++i)
-      expected[static_cast<size_t>(parameter.offset + i)] = SyntheticSource::value(parameter.name, i);
+      expected[static_cast<size_t>(parameter.offset + i)] = SyntheticWeights::value(parameter.name, i);
   EXPECT_EQ(block, expected);
 }
 
@@ -254,7 +254,7 @@ TEST(HuggingFace, WarnsOfTensorsItDoesNotUse) {
 
 TEST(HuggingFace, ConfigKeepsWhatItHad) {
   const TestFolder folder;
-  const SyntheticSource source(tiny_llama(true));
+  const SyntheticWeights source(tiny_llama(true));
   save_hugging_face(source, parameters_of(source), folder / "a",
                     {.type = TensorType::kBF16, .tokenizer = ""});
   const Json config = parse_json_file(folder / "a/config.json");
@@ -269,7 +269,7 @@ TEST(HuggingFace, TokenizerFilesComeAlong) {
   write_test_file(folder / "t/tokenizer_config.json", "{\"a\":1}");
   write_test_file(folder / "t/other.txt", "x");
   write_test_file(folder / "t/my.model", "sp");
-  const SyntheticSource source(tiny_llama(true));
+  const SyntheticWeights source(tiny_llama(true));
   const auto save = [&](const std::string& to, const std::string& tokenizer) {
     ExportOptions options;
     options.tokenizer = tokenizer;
@@ -291,7 +291,7 @@ TEST(HuggingFace, TokenizerFilesComeAlong) {
 
 TEST(HuggingFace, NothingIsOverwrittenAndNothingIsLeftOfAFailure) {
   const TestFolder folder;
-  const SyntheticSource source(tiny_llama(true));
+  const SyntheticWeights source(tiny_llama(true));
   const auto save = [&](const ModelSource& from) {
     return message_of([&] { save_hugging_face(from, parameters_of(source), folder / "a", {}); });
   };
@@ -315,7 +315,7 @@ TEST(HuggingFace, NothingIsOverwrittenAndNothingIsLeftOfAFailure) {
 // Tied embeddings: one tensor in the file, and nothing invented where one is missing.
 TEST(HuggingFaceTied, OneTensorIsExported) {
   const TestFolder folder;
-  const SyntheticSource source(tiny_llama(true));
+  const SyntheticWeights source(tiny_llama(true));
   save_hugging_face(source, parameters_of(source), folder / "a", {});
   EXPECT_THAT(tensor_names(folder / "a/model.safetensors"), Contains("model.embed_tokens.weight"));
   EXPECT_THAT(tensor_names(folder / "a/model.safetensors"), Not(Contains("lm_head.weight")));
@@ -352,7 +352,7 @@ TEST(HuggingFace, OddVocabularyKeepsItsSize) {
   const TestFolder folder;
   Json config = tiny_llama(false);
   config["vocab_size"] = 50257;
-  const SyntheticSource source(config);
+  const SyntheticWeights source(config);
   save_hugging_face(source, parameters_of(source), folder / "a", {});
   const SafetensorsFile file(folder / "a/model.safetensors");
   EXPECT_THAT(file.find("model.embed_tokens.weight")->shape, ElementsAre(50257, 4));
@@ -363,7 +363,7 @@ TEST(HuggingFace, OddVocabularyKeepsItsSize) {
 
 TEST(HuggingFace, HeadDimIsItsOwn) {
   const TestFolder folder;
-  const SyntheticSource source(tiny_qwen3());
+  const SyntheticWeights source(tiny_qwen3());
   save_hugging_face(source, parameters_of(source), folder / "a", {});
   const SafetensorsFile file(folder / "a/model.safetensors");
   const std::string attention = "model.layers.0.self_attn.";
@@ -379,7 +379,7 @@ TEST(HuggingFace, HeadDimIsItsOwn) {
 class RunDirectory : public ::testing::Test {
  protected:
   void save_step(int64_t step, const Json& config) {
-    const SyntheticSource source(config);
+    const SyntheticWeights source(config);
     const fs::path directory = begin_checkpoint(run_ / "checkpoints", step);
     std::vector<std::vector<float>> values;
     std::vector<PartTensor> tensors;
@@ -427,7 +427,7 @@ TEST_F(RunDirectory, ACheckpointOfAnotherShapeIsRefused) {
   const auto source = open_model_source(run_);
   Json wider = tiny_gpt2();
   wider["n_embd"] = 8;
-  EXPECT_THAT(message_of([&] { source->check(parameters_of(SyntheticSource(wider))); }),
+  EXPECT_THAT(message_of([&] { source->check(parameters_of(SyntheticWeights(wider))); }),
               HasSubstr("has shape [7, 4]"));
 }
 

@@ -40,9 +40,9 @@ inline Json tiny_qwen3() {
 }
 
 // Values are exact in bf16 and in half precision.
-class SyntheticSource : public ModelSource {
+class SyntheticWeights : public ModelSource {
  public:
-  explicit SyntheticSource(const Json& config, TensorType type = TensorType::kF32) : type_(type) {
+  explicit SyntheticWeights(const Json& config, TensorType type = TensorType::kF32) : type_(type) {
     config_ = model_config_from_hugging_face(config, "synthetic");
   }
   static float value(const std::string& name, int64_t index) {

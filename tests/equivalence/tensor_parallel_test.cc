@@ -167,7 +167,7 @@ TEST(TensorParallel, ReadsItsPartOfAHuggingFaceFolder) {
   for (const auto architecture : {Architecture::kGpt2, Architecture::kLlama}) {
     const TestFolder folder;
     GridPlan plan = plan_of(architecture, false);
-    const SyntheticSource source(model_config_to_hugging_face(plan.model));
+    const SyntheticWeights source(model_config_to_hugging_face(plan.model));
     save_hugging_face(source, parameters_of(source), folder / "model", {});
     std::mutex mutex;
     std::map<std::string, std::vector<float>> read;
@@ -186,7 +186,7 @@ TEST(TensorParallel, ReadsItsPartOfAHuggingFaceFolder) {
       const std::vector<float>& values = read.at(p.name);
       ASSERT_EQ(std::ssize(values), p.count()) << p.name;
       for (int64_t i = 0; i < p.count(); ++i)
-        ASSERT_EQ(values[static_cast<size_t>(i)], SyntheticSource::value(p.name, i)) << p.name << " " << i;
+        ASSERT_EQ(values[static_cast<size_t>(i)], SyntheticWeights::value(p.name, i)) << p.name << " " << i;
     }
   }
 }

@@ -2,7 +2,8 @@
 # Checks that the architecture is what it says it is:
 #   - a file includes only its own floor and floors below it, which are the DEPENDS of src/CMakeLists.txt;
 #   - MPI and CUDA headers appear in their own folders only; public headers include nothing internal;
-#   - no source file is longer than 600 lines.
+#   - no source file is longer than 600 lines;
+#   - no two headers define types of one name: a program that has both may run the wrong one's code.
 #
 #   check_floors.sh ROOT          prints what is wrong, one line each; exit code 1 if anything is
 #   check_floors.sh --self-test   breaks each rule in a scratch tree and expects to hear of it
@@ -89,10 +90,22 @@ check_lengths() {
 check() {
   cd "$1"
   local found
-  found=$(check_includes && check_lengths)
+  found=$(check_includes && check_lengths && check_types)
   [[ -z $found ]] && return 0
   echo "$found"
   return 1
+}
+
+check_types() {
+  source_files | grep '\.h$' | xargs awk '
+    FNR == 1 { space = "" }
+    /^namespace [a-z:_]+ \{/ { space = $2 }
+    /^(class|struct) [A-Z][A-Za-z0-9]*/ && !/;$/ {
+      name = space "::" $2
+      if (name in first && first[name] != FILENAME)
+        print FILENAME ":" FNR ": type " name " is defined in " first[name] " too; give one of them another name"
+      else first[name] = FILENAME
+    }'
 }
 
 # A tree of three floors in which everything is right.
@@ -110,6 +123,7 @@ TREE
   printf '#include <mpi.h>\n#include "base/error.h"\n' >"$1/src/comm/mpi/mpi.cc"
   printf '#include "trainer/session.h"\n#include "base/error.h"\n#include "comm/x.h"\n' >"$1/src/app/session.cc"
   echo '#include <string>' >"$1/include/trainer/session.h"
+  printf 'struct Shape {\n};\n' >"$1/src/base/shape.h"
 }
 
 self_test() {
@@ -147,6 +161,7 @@ kernels/cpu/norm.cc|#include "app/session.h"|floor ops may not use floor app
 src/ops/tensor.h|#include "trainer/session.h"|only src/app
 include/trainer/session.h|#include "base/error.h"|public header
 src/extra/new.cc|#include "base/error.h"|floor extra is not in
+src/ops/tensor.h|struct Shape {|type ::Shape is defined in src/base/shape.h too
 WRONG
   scratch_tree "$scratch/long"
   for ((i = 0; i <= longest; ++i)); do echo; done >"$scratch/long/src/base/long.cc"
@@ -154,7 +169,7 @@ WRONG
     echo "a file that is too long was not caught"
     return 1
   fi
-  echo "all $number wrong includes and a long file were caught"
+  echo "all $number wrong lines and a long file were caught"
 }
 
 case "${1:-}" in
