@@ -27,6 +27,8 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   // By rank, the node (machine) it runs on; nodes are numbered from 0 in the order of their lowest ranks.
+  // Like all that asks a communicator from `split` something, it may wait until its other ranks have split
+  // too.
   virtual std::vector<int> nodes() const = 0;
 
   // Non-blocking. `data` must stay valid and untouched until test() returns true. Messages between two ranks

@@ -149,6 +149,7 @@ class MpiCommunicator : public Communicator {
     check(MPI_Comm_set_errhandler(handle_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     MPI_Comm_rank(handle_, &rank_);
     MPI_Comm_size(handle_, &size_);
+    nodes_ = find_nodes();
   }
   ~MpiCommunicator() override {
     // Freeing may wait for the other ranks, which an exception must not.
@@ -161,19 +162,7 @@ class MpiCommunicator : public Communicator {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-  std::vector<int> nodes() const override {
-    std::vector<int> own(static_cast<size_t>(size_)), world(own.size()), nodes;
-    std::iota(own.begin(), own.end(), 0);
-    MPI_Group own_group = MPI_GROUP_NULL, world_group = MPI_GROUP_NULL;
-    check(MPI_Comm_group(handle_, &own_group), "MPI_Comm_group");
-    check(MPI_Comm_group(MPI_COMM_WORLD, &world_group), "MPI_Comm_group");
-    const int code = MPI_Group_translate_ranks(own_group, size_, own.data(), world_group, world.data());
-    MPI_Group_free(&own_group);
-    MPI_Group_free(&world_group);
-    check(code, "MPI_Group_translate_ranks");
-    for (const int rank : world) nodes.push_back((*world_nodes_)[static_cast<size_t>(rank)]);
-    return number_nodes(nodes);
-  }
+  std::vector<int> nodes() const override { return nodes_; }
 
   RequestPtr send(const void* data, size_t bytes, int peer, int tag) override {
     auto request = std::make_unique<MpiRequest>();
@@ -209,10 +198,25 @@ class MpiCommunicator : public Communicator {
   void abort(const std::string& reason) override { abort_job(world_rank(), reason, 1); }
 
  private:
+  std::vector<int> find_nodes() const {
+    std::vector<int> own(static_cast<size_t>(size_)), world(own.size()), nodes;
+    std::iota(own.begin(), own.end(), 0);
+    MPI_Group own_group = MPI_GROUP_NULL, world_group = MPI_GROUP_NULL;
+    check(MPI_Comm_group(handle_, &own_group), "MPI_Comm_group");
+    check(MPI_Comm_group(MPI_COMM_WORLD, &world_group), "MPI_Comm_group");
+    const int code = MPI_Group_translate_ranks(own_group, size_, own.data(), world_group, world.data());
+    MPI_Group_free(&own_group);
+    MPI_Group_free(&world_group);
+    check(code, "MPI_Group_translate_ranks");
+    for (const int rank : world) nodes.push_back((*world_nodes_)[static_cast<size_t>(rank)]);
+    return number_nodes(nodes);
+  }
+
   MPI_Comm handle_;
   const size_t longest_piece_;
   const std::shared_ptr<const std::vector<int>> world_nodes_;  // by rank of MPI_COMM_WORLD
   int rank_ = 0, size_ = 1;
+  std::vector<int> nodes_;
 };
 
 }  // namespace
