@@ -112,24 +112,41 @@ StepParts estimate_step(const PlanRequest& request, const PlanModel& model, cons
     StepParts state;
     double sync = 0, gather = 0, gathers = 0, update = 0, refresh = 0, first_gather = 0, last_sync = 0,
            first_update = 0;
+    const double share = sharding > 0 ? choice.replicas : 1;
+    const auto sum_seconds = [&](double parameters) {
+      return collective(platform, choice,
+                        sharding > 0 ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce,
+                        4 * parameters);
+    };
+    const auto gather_seconds = [&](double parameters) {
+      return sharding > 0 ? collective(platform, choice, CollectiveKind::kAllGather, element * parameters)
+                          : 0;
+    };
     for (int l = begin; l < end; ++l) {
-      const auto parameters = static_cast<double>(model.layers[static_cast<size_t>(l)].parameters);
-      const double one = collective(
-          platform, choice, sharding > 0 ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce,
-          4 * parameters);
+      const auto at = static_cast<size_t>(l);
+      const auto parameters = static_cast<double>(model.layers[at].parameters);
+      const double one = sum_seconds(parameters), copy = gather_seconds(parameters);
       sync += one;
-      if (l == begin) last_sync = one;
-      const double copy =
-          sharding > 0 ? collective(platform, choice, CollectiveKind::kAllGather, element * parameters) : 0;
       gather += copy;
       gathers += copy * gathers_of(choice, seconds, s, l);
+      update += seconds.update[at] / share;
+      refresh += seconds.refresh[at] / share;
       if (l - begin < 2) first_gather += copy;
-      const double share = sharding > 0 ? choice.replicas : 1;
-      update += seconds.update[static_cast<size_t>(l)] / share;
-      refresh += seconds.refresh[static_cast<size_t>(l)] / share;
-      if (l == begin)
-        first_update =
-            (seconds.update[static_cast<size_t>(l)] + seconds.refresh[static_cast<size_t>(l)]) / share;
+      if (l > begin) continue;
+      last_sync = one;
+      first_update = (seconds.update[at] + seconds.refresh[at]) / share;
+    }
+    // A tied head reads the embedding's table and has a gradient of it; on a stage of its own, a copy as
+    // well.
+    if (s + 1 == stages && model.layers.back().shared_block == 0) {
+      const auto parameters = static_cast<double>(model.layers.front().parameters);
+      sync += sum_seconds(parameters);
+      gathers += gather_seconds(parameters);
+      if (s > 0) {
+        gather += gather_seconds(parameters);
+        update += seconds.update.front() / share;
+        refresh += seconds.refresh.front() / share;
+      }
     }
     const StageSeconds& t = by_stage[static_cast<size_t>(s)];
     // What is exchanged with every micro-batch shares the lane with nothing and hides under all of them.

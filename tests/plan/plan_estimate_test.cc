@@ -8,9 +8,9 @@
 namespace trainer {
 namespace {
 
-PlanModel small_model() {
+PlanModel small_model(bool tied) {
   PlanModel model;
-  model.layers = testing::small_problem(8, 1, 1, 1, false).layers;
+  model.layers = testing::small_problem(8, 1, 1, 1, tied).layers;
   for (LayerCatalogue& layer : model.layers) {
     layer.parameters = 1 << 17;
     layer.tensors = {{0, layer.parameters}};
@@ -36,11 +36,11 @@ Platform platform_with(double collective_bytes_per_second) {
 // Where gathers of weights are what a step takes, their number is what tells plans apart: two of a layer for
 // a micro-batch, and a third where the layer is recovered ahead of its backward.
 TEST(PlanEstimate, CountsTheGathersOfZero3) {
-  const PlanModel model = small_model();
   PlanRequest request;
   request.memory_budget = int64_t{1} << 40;
   const Platform platform = platform_with(2e4);
-  for (const int stages : {2, 4}) {
+  for (const auto& [stages, tied] : {std::pair{2, false}, {4, false}, {2, true}, {4, true}}) {
+    const PlanModel model = small_model(tied);
     PlanChoice choice;
     choice.stages = stages;
     choice.replicas = 2;
@@ -62,7 +62,10 @@ TEST(PlanEstimate, CountsTheGathersOfZero3) {
     const auto [ahead, ahead_simulated] = estimated_and_simulated();
     EXPECT_NEAR(kept / kept_simulated, 1, 0.08) << describe(choice);
     EXPECT_NEAR(ahead / ahead_simulated, 1, 0.08) << describe(choice);
-    EXPECT_GT(ahead_simulated, 1.1 * kept_simulated);
+    // The last stage recovers nothing, and with a tied table it is the longest.
+    if (!tied) {
+      EXPECT_GT(ahead_simulated, 1.1 * kept_simulated);
+    }
     EXPECT_NEAR(ahead / kept, ahead_simulated / kept_simulated, 0.03) << describe(choice);
   }
 }
