@@ -14,6 +14,7 @@
 
 #include "app/training_rank.h"
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/philox.h"
 #include "comm/in_process.h"
 #include "runtime/serial_interpreter.h"
@@ -106,7 +107,8 @@ struct GridResult {
   std::map<std::string, std::vector<float>> weights;  // by parameter name
   std::vector<std::vector<float>> tied_copies;        // of every rank that holds the embedding
   std::map<std::string, std::vector<float>> state;    // by name in a checkpoint: parameters and moments
-  uint64_t plan = 0;
+  uint64_t plan = 0;                                  // hash of the problem
+  uint64_t program = 0;  // of the programs of all ranks, without the names of their passes
 };
 
 inline std::string describe(const GridPlan& plan) {
@@ -249,6 +251,13 @@ inline GridResult run_grid(const GridPlan& plan) {
     for (const ParameterSpec& p : ranks[0]->model().layer(l).parameters())
       result.weights[p.name] = result.state.at(p.name);
   result.plan = ranks[0]->problem().hash();
+  Hasher programs;
+  for (const auto& rank : ranks) {
+    StepGraph graph = rank->graph();
+    graph.provenance.clear();
+    programs.add(graph.hash());
+  }
+  result.program = programs.value();
   return result;
 }
 
