@@ -261,14 +261,12 @@ void TrainingJob::write_traces() {
 
 // The program of all ranks on virtual time, its tasks as long as the traced ones: what should have happened.
 void TrainingJob::write_simulated_step(const Timeline& measured) {
-  Problem problem = rank_->problem();
-  if (problem.world_size() > kRanksSimulated) return;
-  problem.ranks.clear();
-  const StepGraph graph = build_step_graph(problem);
-  const auto step = static_cast<int32_t>(config_.run.trace_steps.front());
-  const Simulation simulation =
-      simulate(graph, measured_costs(graph, problem, measured), kStepsToSteadyState);
-  write_trace(simulated_trace_path(directory_), step_of(to_timeline(graph, simulation, step - 1), step));
+  if (rank_->problem().world_size() > kRanksSimulated) return;
+  const MeasuredProgram program = measured_program(rank_->problem(), measured);
+  const auto step = static_cast<int>(config_.run.trace_steps.front());
+  const Simulation simulation = simulate(program.graph, program.costs, kStepsToSteadyState);
+  write_trace(simulated_trace_path(directory_),
+              step_of(to_timeline(program.graph, simulation, step - 1), step));
 }
 
 }  // namespace trainer

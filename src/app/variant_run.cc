@@ -75,11 +75,10 @@ std::vector<std::vector<RankStep>> gather_steps(const std::vector<RankStep>& min
 }
 
 // A step of the program of all ranks on virtual time, its tasks as long as the traced ones.
-double simulated_seconds(Problem problem, const Timeline& measured) {
+double simulated_seconds(const Problem& problem, const Timeline& measured) {
   if (problem.world_size() > kRanksSimulated) return std::nan("");
-  problem.ranks.clear();
-  const StepGraph graph = build_step_graph(problem);
-  return steady_step_seconds(graph, measured_costs(graph, problem, measured));
+  const MeasuredProgram program = measured_program(problem, measured);
+  return steady_step_seconds(program.graph, program.costs);
 }
 
 void record_losses(TrainingRank& rank, int steps, AblationResult& result) {

@@ -24,10 +24,11 @@ const Link& need(const Platform& platform, LinkUse use, bool across_nodes) {
               across_nodes ? "across_nodes" : "within_node");
 }
 
+// A rank of each: of its stage and part of a layer, of its replica and part, or all.
 int group_of(const Task& task, const Problem& problem) {
-  return task.communicator == kDataParallel    ? task.at.stage
-         : task.communicator == kTiedEmbedding ? problem.replica_of(task.at.rank)
-                                               : 0;
+  if (task.communicator == kWorld) return 0;
+  const int rows = task.communicator == kDataParallel ? task.at.stage : problem.replica_of(task.at.rank);
+  return rows * problem.tensor_ranks + problem.tensor_of(task.at.rank);
 }
 
 class CostModel {

@@ -7,6 +7,7 @@
 #include <string>
 #include <tuple>
 
+#include "schedule/passes.h"
 #include "sim/cost_model.h"
 
 namespace trainer {
@@ -45,6 +46,14 @@ CostTable measured_costs(const StepGraph& graph, const Problem& problem, const T
   }
   costs.meeting = collective_meetings(graph, problem);
   return costs;
+}
+
+MeasuredProgram measured_program(Problem problem, const Timeline& timeline) {
+  problem.ranks.clear();
+  MeasuredProgram program;
+  program.graph = build_step_graph(problem);
+  program.costs = measured_costs(program.graph, problem, timeline);
+  return program;
 }
 
 }  // namespace trainer

@@ -13,4 +13,11 @@ namespace trainer {
 // too. Ranks of a collective meet. `problem`: that `graph` was built from.
 CostTable measured_costs(const StepGraph& graph, const Problem& problem, const Timeline& timeline);
 
+struct MeasuredProgram {
+  StepGraph graph;
+  CostTable costs;
+};
+// The program of all ranks, the ones that `problem` names or not, with these costs.
+MeasuredProgram measured_program(Problem problem, const Timeline& timeline);
+
 }  // namespace trainer

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+#include <set>
+#include <tuple>
+
 #include "base/error.h"
 #include "schedule/problems.h"
 
@@ -158,6 +162,39 @@ TEST(CostModel, CutLayersExchangeAcrossNodesWhereTheirGroupLeavesOne) {
     EXPECT_DOUBLE_EQ(exchange(2, rank), kAcross);
     EXPECT_DOUBLE_EQ(exchange(1, rank), kAcross);
   }
+}
+
+// Three ranks on nodes of two: what two of them do on their host has half its memory's rate.
+TEST(CostModel, RanksShareTheirHostsMemory) {
+  const Problem problem = testing::small_problem(3, 3, 1, 1, false, 4);
+  StepGraph graph = build_step_graph(problem);
+  for (Lane& lane : graph.lanes)
+    if (lane.kind == LaneKind::kCompute) lane.kind = LaneKind::kHostCompute;
+  const auto seconds = [&](int devices_per_node, int layer, int rank) {
+    Platform platform = small_platform(devices_per_node);
+    platform.host_memory_bytes_per_second = 60;
+    return cost_of(graph, cost_model(graph, problem, platform), TaskKind::kUpdateShard, layer, rank);
+  };
+  for (const auto& [layer, rank, sharers] : {std::tuple{1, 0, 2}, {2, 1, 2}, {3, 2, 1}}) {
+    const double alone = seconds(1, layer, rank);
+    EXPECT_GT(alone, 0);
+    EXPECT_DOUBLE_EQ(seconds(2, layer, rank), sharers * alone);
+    EXPECT_DOUBLE_EQ(seconds(3, layer, rank), 3 * alone);
+  }
+}
+
+// Sums of one part of a layer are met by the ranks that hold this part.
+TEST(CostModel, TensorPartsMeetByThemselves) {
+  Problem problem = testing::small_problem(2, 1, 2, 1, false, 4);
+  problem.tensor_ranks = 2;
+  const StepGraph graph = build_step_graph(problem);
+  const std::vector<int> meetings = collective_meetings(graph, problem);
+  std::map<int, std::set<int>> ranks;
+  for (size_t id = 0; id < graph.tasks.size(); ++id)
+    if (graph.tasks[id].kind == TaskKind::kGradSync) ranks[meetings[id]].insert(graph.tasks[id].at.rank);
+  EXPECT_EQ(ranks.size(), 8u);  // four layers, two parts
+  for (const auto& [meeting, who] : ranks)
+    EXPECT_TRUE((who == std::set{0, 2} || who == std::set{1, 3})) << meeting;
 }
 
 TEST(CostModel, WhatThePlatformLacksIsNamed) {
