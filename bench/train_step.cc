@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <thread>
@@ -48,6 +49,17 @@ constexpr double kRoundSeconds = 0.6;  // of measuring matrix products
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Processor time of each thread that lives, by its id.
+std::map<std::string, double> thread_seconds() {
+  std::map<std::string, double> seconds;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
+    double nanoseconds = 0;
+    if (std::ifstream(entry.path() / "schedstat") >> nanoseconds)
+      seconds[entry.path().filename().string()] = 1e-9 * nanoseconds;
+  }
+  return seconds;
 }
 
 // The same tokens in every step.
@@ -115,9 +127,14 @@ class Grid {
     const int64_t number = ++steps_;
     const double begin = now();
     const std::clock_t processor_begin = std::clock();
+    const auto threads_begin = thread_seconds();
     on_every_rank([&](size_t r) { ranks_[r]->run(number, 1, nullptr); });
     const double seconds = now() - begin;
-    processor_seconds_.push_back(static_cast<double>(std::clock() - processor_begin) / CLOCKS_PER_SEC);
+    double other = static_cast<double>(std::clock() - processor_begin) / CLOCKS_PER_SEC;
+    for (const auto& [thread, all] : thread_seconds())
+      if (const auto before = threads_begin.find(thread); before != threads_begin.end())
+        other -= all - before->second;
+    other_seconds_.push_back(other);
     for (const auto& rank : ranks_)
       if (rank->take_result(number).skipped) run_error("step {} had a gradient that is not finite", number);
     return seconds;
@@ -125,8 +142,8 @@ class Grid {
 
   const Model& model() const { return ranks_.front()->model(); }
   std::string describe() const { return ranks_.front()->describe_plan(); }
-  // Of all threads in each step.
-  const std::vector<double>& processor_seconds() const { return processor_seconds_; }
+  // Processor time in each step of threads that it started: neither this one nor those of the kernels.
+  const std::vector<double>& other_seconds() const { return other_seconds_; }
   std::vector<TimelineEvent> take_events() {
     std::vector<TimelineEvent> events;
     for (const auto& rank : ranks_)
@@ -158,7 +175,7 @@ class Grid {
   std::vector<std::unique_ptr<Communicator>> communicators_;
   std::vector<RandomInputs> inputs_;
   std::vector<std::unique_ptr<TrainingRank>> ranks_;
-  std::vector<double> processor_seconds_;
+  std::vector<double> other_seconds_;
   int64_t steps_ = 0;
 };
 
@@ -314,10 +331,9 @@ Json breakdown(const std::vector<TimelineEvent>& events, int layers, int steps, 
 }
 
 // What the program around the tasks takes: time in which the compute lane runs none, though one rank never
-// waits, and processor time of all threads beyond the tasks'. Medians over the timed steps, as shares of
-// them.
-Json overhead(const std::vector<TimelineEvent>& events, const std::vector<double>& processor_seconds,
-              int threads, int timed) {
+// waits, and processor time of the program's other lanes, whose threads live for a step. Medians over the
+// timed steps, as shares of them.
+Json overhead(const std::vector<TimelineEvent>& events, const std::vector<double>& other_seconds, int timed) {
   struct Step {
     double begin = INFINITY, end = 0, busy = 0;
   };
@@ -329,16 +345,15 @@ Json overhead(const std::vector<TimelineEvent>& events, const std::vector<double
     step.end = std::max(step.end, e.end);
     step.busy += e.end - e.begin;
   }
-  std::vector<double> idle, beyond;
+  std::vector<double> idle, other;
   for (const auto& [number, step] : steps) {
-    if (static_cast<int>(processor_seconds.size()) - number >= timed) continue;
+    if (static_cast<int>(other_seconds.size()) - number >= timed) continue;
     const double length = step.end - step.begin;
     idle.push_back(1 - step.busy / length);
-    beyond.push_back(std::max(0.0, processor_seconds[static_cast<size_t>(number) - 1] - threads * step.busy) /
-                     (threads * length));
+    other.push_back(other_seconds[static_cast<size_t>(number) - 1] / length);
   }
   if (idle.empty()) return nullptr;
-  return {{"idle_ratio", median(idle)}, {"processor_ratio", median(beyond)}};
+  return {{"idle_ratio", median(idle)}, {"other_threads_ratio", median(other)}};
 }
 
 Json measure(const Arguments& a) {
@@ -383,7 +398,7 @@ Json measure(const Arguments& a) {
   r["predicted_memory_bytes"] = predicted;
   const auto events = subject.take_events();
   r["tasks"] = breakdown(events, subject.model().layer_count(), a.steps, a.ranks);
-  if (!pipeline) r["overhead"] = overhead(events, subject.processor_seconds(), a.threads, a.steps);
+  if (!pipeline) r["overhead"] = overhead(events, subject.other_seconds(), a.steps);
   if (pipeline) {
     const double micro_batches =
         static_cast<double>(a.config.training.global_batch_size / a.config.training.micro_batch_size);
@@ -419,9 +434,9 @@ void print(const Json& r) {
     fmt::print("  {:<28} {:8.4f}  {:5.1f} %\n", t["task"].get<std::string>(), t["seconds"].get<double>(),
                100 * t["seconds"].get<double>() / number("step_seconds"));
   if (r.contains("overhead") && !r["overhead"].is_null())
-    fmt::print("\nbetween tasks: {:.2f} % of a step; processor time beyond them {:.2f} %\n",
+    fmt::print("\nbetween tasks: {:.2f} % of a step; processor time of other threads {:.2f} %\n",
                100 * r["overhead"]["idle_ratio"].get<double>(),
-               100 * r["overhead"]["processor_ratio"].get<double>());
+               100 * r["overhead"]["other_threads_ratio"].get<double>());
   if (!r.contains("pipeline")) return;
   const Json& p = r["pipeline"];
   fmt::print("\npipeline of {} ranks of one thread: {:.1f} tokens/s, without its ideal bubble {:.1f}\n",
