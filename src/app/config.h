@@ -140,6 +140,10 @@ bool is_synthetic(const DataSection& data);
 // Every file and folder that the config names is there. Throws InputError naming key and path.
 void check_paths(const Config& config);
 
+// The config.json that model.hugging_face names, or that lies in the folder it names.
+std::string hugging_face_file(const Config& config);
+// Whether its model_type's shape can be planned for but not trained. `where` heads messages.
+bool is_planned_only(const Json& json, const std::string& where);
 // The shape to train. `tokenizer_vocabulary` is the size used where the config leaves it to the tokenizer; 0:
 // unknown. Reads model.hugging_face (a folder or a .json file). Throws InputError, also for shapes that
 // cannot be trained.

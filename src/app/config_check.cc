@@ -244,20 +244,27 @@ void resolve_parallel(Config& config, const ModelConfig& model, int world_size) 
                 config.data.sequence_length, model.max_position_embeddings);
 }
 
+std::string hugging_face_file(const Config& config) {
+  std::filesystem::path file = config.model.hugging_face;
+  if (std::filesystem::is_directory(file)) file /= "config.json";
+  return file.string();
+}
+
+bool is_planned_only(const Json& json, const std::string& where) {
+  return json_string(json, "model_type", where, "") == "baichuan";
+}
+
 ModelConfig make_model_config(const Config& config, int64_t tokenizer_vocabulary) {
   const ModelSection& m = config.model;
   ModelConfig model;
   std::string where = "model";
   if (!m.hugging_face.empty()) {
-    std::filesystem::path file = m.hugging_face;
-    if (std::filesystem::is_directory(file)) file /= "config.json";
-    where = file.string();
+    where = hugging_face_file(config);
     const Json json = parse_json_file(where);
-    if (json_string(json, "model_type", where, "") == "baichuan")
+    if (is_planned_only(json, where))
       input_error(
           "{}: a Baichuan model (model_type \"baichuan\", ALiBi positions) can be planned for, but not "
-          "trained; "
-          "trainable are llama, qwen2, qwen3 and gpt2",
+          "trained; trainable are llama, qwen2, qwen3 and gpt2",
           where);
     model = model_config_from_hugging_face(json, where);
   } else {

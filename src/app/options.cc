@@ -61,12 +61,13 @@ const std::string& Options::required(const std::string& name) const {
   return it->second;
 }
 
-int64_t Options::integer(const std::string& name, int64_t fallback, int64_t least) const {
+int64_t Options::integer(const std::string& name, int64_t fallback, int64_t least, int64_t most) const {
   const auto text = find(name);
   if (!text) return fallback;
   const auto value = parse<int64_t>(*text);
   if (!value || *value < least)
     input_error("{}: expected a whole number from {} on, found '{}'", name, least, *text);
+  if (*value > most) input_error("{}: expected at most {}, found '{}'", name, most, *text);
   return *value;
 }
 

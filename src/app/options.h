@@ -22,7 +22,7 @@ class Options {
   // Throws InputError when it was not given.
   const std::string& required(const std::string& name) const;
   // Throw InputError when the value is not a number, or is below `least`.
-  int64_t integer(const std::string& name, int64_t fallback, int64_t least) const;
+  int64_t integer(const std::string& name, int64_t fallback, int64_t least, int64_t most = INT64_MAX) const;
   double number(const std::string& name, double fallback, double least) const;
 
  private:

@@ -90,7 +90,8 @@ void run(std::span<const std::string> words) {
   const Config config = read_config(arguments.config, arguments.overrides);
   const Platform platform = read_platform(options.required("--platform"));
   options.required("--devices");
-  if (options.has("--write")) require_trainable(config);
+  // Refuses models that are planned for only, before the search.
+  if (options.has("--write") && !config.model.hugging_face.empty()) make_model_config(config);
   const auto devices = static_cast<int>(options.integer("--devices", 1, 1));
   const int64_t budget =
       options.has("--memory") ? parse_bytes(*options.find("--memory"), "--memory") : platform.memory_bytes;

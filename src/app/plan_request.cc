@@ -11,31 +11,6 @@
 
 namespace trainer {
 
-namespace {
-
-std::filesystem::path hugging_face_file(const Config& config) {
-  std::filesystem::path file = config.model.hugging_face;
-  if (std::filesystem::is_directory(file)) file /= "config.json";
-  return file;
-}
-
-bool is_planned_only(const Json& json, const std::string& where) {
-  return json_string(json, "model_type", where, "") == "baichuan";
-}
-
-}  // namespace
-
-void require_trainable(const Config& config) {
-  if (config.model.hugging_face.empty()) return;
-  const std::string file = hugging_face_file(config).string();
-  const Json json = parse_json_file(file);
-  if (is_planned_only(json, file))
-    input_error(
-        "{}: a model of type '{}' can be planned for but not trained, so no config can be written for it; "
-        "leave '--write' out",
-        file, json_string(json, "model_type", file));
-}
-
 ModelConfig planned_model_from_hugging_face(const Json& json, const std::string& where) {
   if (!is_planned_only(json, where)) return model_config_from_hugging_face(json, where);
   // A Llama block with one key/value head per query head; ALiBi instead of rotary positions has no weights.
@@ -49,7 +24,7 @@ ModelConfig planned_model_from_hugging_face(const Json& json, const std::string&
 
 ModelConfig make_planned_model(const Config& config) {
   if (!config.model.hugging_face.empty()) {
-    const std::string file = hugging_face_file(config).string();
+    const std::string file = hugging_face_file(config);
     return planned_model_from_hugging_face(parse_json_file(file), file);
   }
   int64_t vocabulary = 0;

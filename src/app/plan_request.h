@@ -16,9 +16,6 @@ ModelConfig make_planned_model(const Config& config);
 // Of a model_type that is planned for only; `where` heads messages.
 ModelConfig planned_model_from_hugging_face(const Json& json, const std::string& where);
 
-// Throws InputError, saying so, where the model can be planned for only.
-void require_trainable(const Config& config);
-
 // Catalogues of models cut into any number of parts. `threads`: of the host kernels whose workspace counts;
 // 0: none counts.
 std::function<PlanModel(int, int64_t)> catalogue_source(const ModelConfig& model, int64_t sequence_length,

@@ -65,8 +65,6 @@ Json to_json(const SimulatedStep& s, const Platform& platform) {
           {"fits", s.fits()}};
 }
 
-std::string gib(int64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / 0x1p30); }
-
 std::string text_of(const SimulatedStep& s) {
   std::string text = fmt::format("  {:<26}{}, {} tokens/s\n", "step", format_seconds(s.step.step_seconds),
                                  format_count(s.tokens_per_second));
@@ -81,9 +79,14 @@ std::string text_of(const SimulatedStep& s) {
   line("tail behind the backwards", s.step.tail);
   text += fmt::format("  {:<26}{:.1f} %\n", "compute lanes idle", 100 * s.step.bubble_ratio);
   text += fmt::format("  {:<26}{}: long {}, medium {}, short {}\n",
-                      fmt::format("memory of stage {}", s.memory.stage), gib(s.memory.total()),
-                      gib(s.memory.tiers[0]), gib(s.memory.tiers[1]), gib(s.memory.tiers[2]));
-  if (!s.fits()) text += fmt::format("  it does not fit: a device may use {}\n", gib(s.memory_limit));
+                      fmt::format("memory of stage {}", s.memory.stage),
+                      format_bytes(static_cast<double>(s.memory.total())),
+                      format_bytes(static_cast<double>(s.memory.tiers[0])),
+                      format_bytes(static_cast<double>(s.memory.tiers[1])),
+                      format_bytes(static_cast<double>(s.memory.tiers[2])));
+  if (!s.fits())
+    text += fmt::format("  it does not fit: a device may use {}\n",
+                        format_bytes(static_cast<double>(s.memory_limit)));
   return text;
 }
 
@@ -93,8 +96,8 @@ void run(std::span<const std::string> words) {
   const Options& options = arguments.options;
   const Config config = read_config(arguments.config, arguments.overrides);
   const Platform platform = read_platform(options.required("--platform"));
-  const SimulatedStep s = simulate_step(
-      config, platform, static_cast<int>(std::min<int64_t>(options.integer("--devices", 0, 1), INT32_MAX)));
+  const SimulatedStep s =
+      simulate_step(config, platform, static_cast<int>(options.integer("--devices", 0, 1, 1 << 20)));
   const std::string subtitle = fmt::format("One step on {} device{} of {}, simulated", s.devices,
                                            s.devices > 1 ? "s" : "", platform.name);
   fmt::print("{}: {}\n\n{}", arguments.config, subtitle, text_of(s));

@@ -176,7 +176,7 @@ int study_command(std::span<const std::string> words) {
     const Options options(words.subspan(1), {"--json", "--markdown", "--rounds"}, {});
     if (options.has("--rounds") && !entry.measure)
       input_error("--rounds: nothing is measured by the study '{}'", entry.name);
-    const auto rounds = static_cast<int>(std::min<int64_t>(options.integer("--rounds", 3, 1), 1000));
+    const auto rounds = static_cast<int>(options.integer("--rounds", 3, 1, 1000));
     const Study study = entry.measure ? entry.measure(rounds) : entry.run();
     print(study);
     if (const auto file = options.find("--json")) write_file_atomically(*file, study_json(study));

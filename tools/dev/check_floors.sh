@@ -100,7 +100,7 @@ check_types() {
   source_files | grep '\.h$' | xargs awk '
     FNR == 1 { space = "" }
     /^namespace [a-z:_]+ \{/ { space = $2 }
-    /^(class|struct) [A-Z][A-Za-z0-9]*/ && !/;$/ {
+    /^(class|struct) [A-Z][A-Za-z0-9]*/ && !/^(class|struct) [A-Za-z0-9]+;$/ {
       name = space "::" $2
       if (name in first && first[name] != FILENAME)
         print FILENAME ":" FNR ": type " name " is defined in " first[name] " too; give one of them another name"
@@ -161,7 +161,7 @@ kernels/cpu/norm.cc|#include "app/session.h"|floor ops may not use floor app
 src/ops/tensor.h|#include "trainer/session.h"|only src/app
 include/trainer/session.h|#include "base/error.h"|public header
 src/extra/new.cc|#include "base/error.h"|floor extra is not in
-src/ops/tensor.h|struct Shape {|type ::Shape is defined in src/base/shape.h too
+src/ops/tensor.h|struct Shape { int rank; };|type ::Shape is defined in src/base/shape.h too
 WRONG
   scratch_tree "$scratch/long"
   for ((i = 0; i <= longest; ++i)); do echo; done >"$scratch/long/src/base/long.cc"
