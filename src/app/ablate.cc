@@ -19,7 +19,8 @@
 namespace trainer {
 namespace {
 
-constexpr const char* kUsage = R"(usage: trainer ablate CONFIG.json [--set SECTION.KEY=VALUE ...] [options]
+constexpr const char* kAblateUsage =
+    R"(usage: trainer ablate CONFIG.json [--set SECTION.KEY=VALUE ...] [options]
 
 Measures a config's plan against itself without one mechanism at a time, and against the usual other plans, on the
 same ranks and samples; alone or under mpirun:
@@ -39,7 +40,7 @@ Variants:
 )";
 
 std::string usage() {
-  std::string text = kUsage;
+  std::string text = kAblateUsage;
   for (const auto& [name, change] : ablation_variant_list())
     text += fmt::format("  {:<25} {}\n", name, change);
   return text;

@@ -10,7 +10,7 @@
 namespace trainer {
 namespace {
 
-constexpr const char* kUsage =
+constexpr const char* kConvertUsage =
     R"(usage: trainer convert --from SOURCE --to FOLDER [options]
 
 Writes a Hugging Face model folder: config.json, safetensors, tokenizer files.
@@ -51,7 +51,7 @@ void convert(const Options& options) {
 }  // namespace
 
 int convert_command(std::span<const std::string> words) {
-  return run_command({"convert", kUsage}, words, [&] {
+  return run_command({"convert", kConvertUsage}, words, [&] {
     convert(Options(words, {"--from", "--to", "--dtype", "--tokenizer", "--max-shard-size"}, {}));
   });
 }

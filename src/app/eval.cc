@@ -13,7 +13,7 @@
 namespace trainer {
 namespace {
 
-constexpr const char* kUsage = R"(usage: trainer eval --model PATH --data PREFIX [options]
+constexpr const char* kEvalUsage = R"(usage: trainer eval --model PATH --data PREFIX [options]
 
 Loss, perplexity and bits per byte of a model on a dataset; every token but the first is a target once.
 
@@ -149,7 +149,7 @@ Evaluation evaluate(const LoadedModel& loaded, KernelSet& kernels, std::shared_p
 }
 
 int eval_command(std::span<const std::string> arguments) {
-  return run_command({"eval", kUsage}, arguments, [&] {
+  return run_command({"eval", kEvalUsage}, arguments, [&] {
     run(Options(arguments,
                 {"--model", "--data", "--tokenizer", "--sequence-length", "--micro-batch-size", "--threads",
                  "--precision"},

@@ -15,7 +15,7 @@
 namespace trainer {
 namespace {
 
-constexpr const char* kUsage =
+constexpr const char* kGenerateUsage =
     R"(usage: trainer generate --model MODEL --prompt TEXT [options]
 
 Prints the prompt and what the model writes after it.
@@ -139,7 +139,7 @@ void generate(const Options& options) {
 }  // namespace
 
 int generate_command(std::span<const std::string> words) {
-  return run_command({"generate", kUsage}, words, [&] {
+  return run_command({"generate", kGenerateUsage}, words, [&] {
     generate(Options(words,
                      {"--model", "--prompt", "--max-new-tokens", "--temperature", "--top-k", "--top-p",
                       "--seed", "--tokenizer", "--precision", "--threads"},

@@ -14,7 +14,8 @@
 namespace trainer {
 namespace {
 
-constexpr const char* kUsage = R"(usage: trainer plan CONFIG.json --platform NAME|FILE --devices N [options]
+constexpr const char* kPlanUsage =
+    R"(usage: trainer plan CONFIG.json --platform NAME|FILE --devices N [options]
 
 Searches how to train a model: pipeline, data and tensor-parallel sizes, ZeRO stage, micro-batch size, what is kept
 for backward, passes, layers per stage. Plans that do not fit in memory are set aside, the rest ranked, the best
@@ -49,7 +50,7 @@ Json classes_json(const StageMemory& memory) {
   return json;
 }
 
-std::string gib(int64_t bytes) { return fmt::format("{:.2f}", static_cast<double>(bytes) / 0x1p30); }
+std::string gib(int64_t bytes) { return fmt::format("{:.2f}", static_cast<double>(bytes) / kGiB); }
 
 // Of the passes that plans differ by.
 std::string passes_text(const PlanChoice& c) {
@@ -204,7 +205,7 @@ std::string plan_text(const PlanSearch& search, const PlanRequest& request) {
 }
 
 int plan_command(std::span<const std::string> arguments) {
-  return run_command({"plan", kUsage}, arguments, [&] { run(arguments); });
+  return run_command({"plan", kPlanUsage}, arguments, [&] { run(arguments); });
 }
 
 }  // namespace trainer

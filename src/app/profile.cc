@@ -23,7 +23,7 @@
 namespace trainer {
 namespace {
 
-constexpr const char* kUsage = R"(usage: trainer profile CONFIG... [options]
+constexpr const char* kProfileUsage = R"(usage: trainer profile CONFIG... [options]
 
 Measures this machine for the layers of the configs' models, their micro-batches, precision and threads, and
 writes a platform file (docs/platforms.md) that 'trainer simulate' and 'trainer plan' read. Under mpirun all
@@ -219,7 +219,7 @@ Platform to_platform(const MachineProfile& profile) {
 }
 
 int profile_command(std::span<const std::string> arguments) {
-  return run_parallel_command({"profile", kUsage}, arguments,
+  return run_parallel_command({"profile", kProfileUsage}, arguments,
                               [&](const MpiEnvironment& mpi) { return profile(mpi, arguments); });
 }
 

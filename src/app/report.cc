@@ -47,17 +47,18 @@ struct Typical {
   }
 };
 
-struct Cause {
+struct WaitingCause {
   const char* name;
   const char* color;
   double ExposedTime::*seconds;
 };
-constexpr std::array<Cause, 6> kCauses = {{{"pipeline bubble", "c-grey", &ExposedTime::bubble},
-                                           {"stage boundary", "c-teal", &ExposedTime::boundary},
-                                           {"gradient synchronisation", "c-red", &ExposedTime::grad_sync},
-                                           {"optimizer update", "c-green", &ExposedTime::update},
-                                           {"weight refresh", "c-yellow", &ExposedTime::prefetch},
-                                           {"recovery", "c-purple", &ExposedTime::recovery}}};
+constexpr std::array<WaitingCause, 6> kCauses = {
+    {{"pipeline bubble", "c-grey", &ExposedTime::bubble},
+     {"stage boundary", "c-teal", &ExposedTime::boundary},
+     {"gradient synchronisation", "c-red", &ExposedTime::grad_sync},
+     {"optimizer update", "c-green", &ExposedTime::update},
+     {"weight refresh", "c-yellow", &ExposedTime::prefetch},
+     {"recovery", "c-purple", &ExposedTime::recovery}}};
 
 Typical typical(const std::vector<StepMetrics>& metrics) {
   Typical t;

@@ -200,7 +200,7 @@ std::string line_chart(const ChartOptions& options, const std::vector<Series>& s
 }
 
 std::string stacked_chart(const ChartOptions& options, const std::vector<double>& times,
-                          const std::vector<Layer>& layers, double y_max) {
+                          const std::vector<Band>& layers, double y_max) {
   const Frame frame(options, times.front(), times.back(), 0, y_max);
   std::vector<double> floor(times.size(), 0);
   std::string svg = frame.open(), legend;

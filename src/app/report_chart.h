@@ -33,13 +33,13 @@ struct ChartOptions {
 // there.
 std::string line_chart(const ChartOptions& options, const std::vector<Series>& series);
 
-struct Layer {
+struct Band {
   std::string name, color;
   std::vector<double> values;  // one per time
 };
-// Layers on top of one another as step functions of `times` (ascending, the last ends the drawing).
+// Bands on top of one another as step functions of `times` (ascending, the last ends the drawing).
 std::string stacked_chart(const ChartOptions& options, const std::vector<double>& times,
-                          const std::vector<Layer>& layers, double y_max);
+                          const std::vector<Band>& layers, double y_max);
 
 struct Bar {
   std::string name, color;

@@ -148,7 +148,7 @@ std::string one_step(int32_t step, const Events& events, bool open) {
 std::string memory_chart(int32_t rank, const std::vector<const MemorySample*>& samples, double begin,
                          double end, double highest) {
   std::vector<double> times;
-  std::vector<Layer> layers = {{"long", "c-blue", {}}, {"medium", "c-orange", {}}, {"short", "c-green", {}}};
+  std::vector<Band> layers = {{"long", "c-blue", {}}, {"medium", "c-orange", {}}, {"short", "c-green", {}}};
   for (const auto* sample : samples) {
     if (sample->time < begin || sample->time > end) continue;
     times.push_back((sample->time - begin) * 1e3);

@@ -19,7 +19,7 @@
 namespace trainer {
 namespace {
 
-constexpr const char* kUsage = R"(usage: trainer simulate CONFIG.json --platform NAME|FILE [options]
+constexpr const char* kSimulateUsage = R"(usage: trainer simulate CONFIG.json --platform NAME|FILE [options]
 
 Runs the config's step on virtual time: how long it takes and what of it is exposed, memory, the timeline. The plan
 is the config's; 'trainer plan' looks for a better one.
@@ -155,7 +155,7 @@ std::string simulated_page(const SimulatedStep& s, const std::string& title, con
 }
 
 int simulate_command(std::span<const std::string> arguments) {
-  return run_command({"simulate", kUsage}, arguments, [&] { run(arguments); });
+  return run_command({"simulate", kSimulateUsage}, arguments, [&] { run(arguments); });
 }
 
 }  // namespace trainer

@@ -2,6 +2,7 @@
 
 #include "app/study.h"
 #include "base/error.h"
+#include "base/units.h"
 #include "plan/lazytrain_case.h"
 #include "plan/stream_machine.h"
 #include "schedule/layer_stream.h"
@@ -11,7 +12,6 @@ namespace trainer {
 namespace {
 
 constexpr MilpOptions kSolve{.time_limit = 10, .relative_gap = 0.03};
-constexpr double kGiB = 0x1p30;
 
 double count(const CheckpointPlan& plan, BoundaryHome home) { return plan.schedule.count(home); }
 

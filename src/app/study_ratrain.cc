@@ -5,6 +5,7 @@
 
 #include "app/ratrain_case.h"
 #include "app/study.h"
+#include "base/units.h"
 #include "plan/planner.h"
 
 namespace trainer {
@@ -13,7 +14,6 @@ namespace {
 using Method = RatrainMethod;
 constexpr const char *kSeven = "llama-2-7b", *kThirteen = "baichuan2-13b", *kThirtyTwo = "qwen2.5-32b",
                      *kSeventy = "llama-2-70b";
-constexpr double kGiB = 0x1p30;
 // Of the tables of chosen plans; less than `trainer plan` takes.
 constexpr PlanEffort kEffort{.plans = 3, .tasks = 60'000};
 

@@ -10,11 +10,6 @@ namespace {
 
 constexpr int kDevices = kRoundPipeDevices, kMicroBatches = kRoundPipeMicroBatches;
 
-std::vector<int> with_head(std::vector<int> backward) {
-  ++backward.front();
-  return backward;
-}
-
 StudyRow number(std::string table, std::string row, StudyValue published, double ours, StudyError measure,
                 std::string unit) {
   StudyRow r;
@@ -43,7 +38,7 @@ std::string text_of(const std::vector<int>& forward, const std::vector<int>& bac
   return text;
 }
 
-void bubble_rows(Study& study) {
+void roundpipe_bubble_rows(Study& study) {
   RoundRobinTiming published_rule;
   published_rule.fused_forward_waits = false;
   for (const RoundPipePublished& p : roundpipe_published()) {
@@ -60,7 +55,7 @@ void bubble_rows(Study& study) {
     add("interleaved 1F1B", p.interleaved, bubble(PipelineSchedule::kInterleaved1F1B, p.looped));
     add("Looped-BFS", p.looped_bfs, bubble(PipelineSchedule::kLoopedBfs, p.looped));
     const ScheduleTimes t =
-        time_round_robin(p.model, p.forward, with_head(p.backward), kDevices, kMicroBatches, published_rule);
+        time_round_robin(p.model, p.forward, p.backward_with_head(), kDevices, kMicroBatches, published_rule);
     add("RoundPipe, synchronous", p.sync, t.bubble());
     add("RoundPipe, asynchronous", p.async, t.inner_bubble());
   }
@@ -72,7 +67,7 @@ void makespan_rows(Study& study) {
   for (const RoundPipePublished& p : roundpipe_published())
     study.rows.push_back(number(
         "RoundPipe's step", p.name, p.makespan,
-        time_round_robin(p.model, p.forward, with_head(p.backward), kDevices, kMicroBatches, published_rule)
+        time_round_robin(p.model, p.forward, p.backward_with_head(), kDevices, kMicroBatches, published_rule)
             .makespan,
         StudyError::kRelative, "ms"));
 }
@@ -80,7 +75,7 @@ void makespan_rows(Study& study) {
 void waiting_rows(Study& study) {
   const std::string table = "RoundPipe as a program that can run: the head waits for its input";
   for (const RoundPipePublished& p : roundpipe_published()) {
-    const auto backward = with_head(p.backward);
+    const auto backward = p.backward_with_head();
     const ScheduleTimes t = time_round_robin(p.model, p.forward, backward, kDevices, kMicroBatches);
     StudyRow sync = number(table, fmt::format("{}, synchronous bubble", p.name), p.sync, 100 * t.bubble(),
                            StudyError::kDifference, "%");
@@ -105,7 +100,7 @@ void waiting_rows(Study& study) {
 void partition_rows(Study& study, PartitionObjective objective) {
   for (const RoundPipePublished& p : roundpipe_published()) {
     PartitionProblem problem = partition_problem(p.model, kDevices, kMicroBatches);
-    const auto theirs = with_head(p.backward);
+    const auto theirs = p.backward_with_head();
     const double slowest = slowest_stage(problem, p.forward, theirs);
     const int stages = static_cast<int>(p.forward.size() + theirs.size());
     problem.objective = objective;
@@ -140,7 +135,7 @@ void partition_rows(Study& study, PartitionObjective objective) {
 Study roundpipe_study() {
   Study study;
   study.title = "RoundPipe";
-  bubble_rows(study);
+  roundpipe_bubble_rows(study);
   makespan_rows(study);
   waiting_rows(study);
   partition_rows(study, PartitionObjective::kSlowestLayer);

@@ -129,7 +129,7 @@ constexpr const char* kMultiplexNote =
     "four stages "
     "helpers also wait for each other";
 
-void bubble_rows(Study& study) {
+void sppo_bubble_rows(Study& study) {
   const char* table = "Bubble over work, segments of equal time, transfers of none";
   for (const auto& [stages, segments] : {std::pair{4, 8}, std::pair{4, 16}, std::pair{8, 32}}) {
     const double work = 2.0 * segments;
@@ -152,7 +152,7 @@ Study sppo_study() {
   split_rows(study);
   offload_rows(study);
   limit_rows(study);
-  bubble_rows(study);
+  sppo_bubble_rows(study);
   study.assumptions = {
       "The boundary sets are those of Table 3, in half-open form; the definition in the paper's text is off "
       "by one.",

@@ -23,9 +23,8 @@ namespace trainer {
 namespace {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
 
-constexpr const char* kUsage =
+constexpr const char* kTokenizeUsage =
     R"(usage: trainer tokenize --input FILES... --output PREFIX --tokenizer PATH|byte [options]
        trainer tokenize --input FILES... --train-tokenizer sentencepiece --vocabulary-size N
                         --tokenizer-output FOLDER [--output PREFIX] [options]
@@ -156,7 +155,7 @@ std::string readable_bytes(uint64_t bytes) {
 class ProgressPrinter {
  public:
   void operator()(const TextPipelineCounts& counts) {
-    const auto now = Clock::now();
+    const auto now = std::chrono::steady_clock::now();
     if (now - printed_ < (terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(5000)))
       return;
     printed_ = now;
@@ -184,11 +183,11 @@ class ProgressPrinter {
 
  private:
   bool terminal_ = ::isatty(STDERR_FILENO) == 1, drawn_ = false;
-  Clock::time_point begin_ = Clock::now(), printed_ = begin_;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now(), printed_ = begin_;
 };
 
 void make_vocabulary(const Arguments& arguments, TextFormat format) {
-  const auto begin = Clock::now();
+  const auto begin = std::chrono::steady_clock::now();
   train_sentencepiece_folder({.files = arguments.inputs,
                               .format = format,
                               .json_key = arguments.json_key,
@@ -198,7 +197,7 @@ void make_vocabulary(const Arguments& arguments, TextFormat format) {
   fmt::print("{}: SentencePiece vocabulary of {} tokens, in {:.1f} s\n",
              (fs::path(arguments.tokenizer_output) / "tokenizer.model").string(),
              load_tokenizer(arguments.tokenizer_output)->vocabulary_size(),
-             std::chrono::duration<double>(Clock::now() - begin).count());
+             std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
 }
 
 void make_dataset(const Arguments& arguments, TextFormat format) {
@@ -217,7 +216,7 @@ void make_dataset(const Arguments& arguments, TextFormat format) {
                                     .workers = arguments.workers > 0
                                                    ? arguments.workers
                                                    : std::max(1, int(std::thread::hardware_concurrency()))};
-  const auto begin = Clock::now();
+  const auto begin = std::chrono::steady_clock::now();
   IndexedDatasetWriter writer(arguments.output, tokenizer->vocabulary_size(),
                               arguments.append_eod ? tokenizer->eod() : std::nullopt);
   ProgressPrinter progress;
@@ -230,7 +229,7 @@ void make_dataset(const Arguments& arguments, TextFormat format) {
       "{6:.1f} s\n",
       arguments.output, counts.documents, counts.tokens, token_bytes(writer.token_type()),
       readable_bytes(counts.text_bytes), double(counts.text_bytes) / double(counts.tokens),
-      std::chrono::duration<double>(Clock::now() - begin).count());
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   if (counts.empty_documents > 0) fmt::print("skipped {} documents without text\n", counts.empty_documents);
 }
 
@@ -256,7 +255,7 @@ void run(const Arguments& arguments) {
 }  // namespace
 
 int tokenize_command(std::span<const std::string> words) {
-  return run_command({"tokenize", kUsage}, words, [&] { run(parse_arguments(words)); });
+  return run_command({"tokenize", kTokenizeUsage}, words, [&] { run(parse_arguments(words)); });
 }
 
 }  // namespace trainer

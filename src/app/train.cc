@@ -19,7 +19,8 @@
 namespace trainer {
 namespace {
 
-constexpr const char* kUsage = R"(usage: trainer train CONFIG.json [--set SECTION.KEY=VALUE ...] [--resume]
+constexpr const char* kTrainUsage =
+    R"(usage: trainer train CONFIG.json [--set SECTION.KEY=VALUE ...] [--resume]
 
 Trains a model, alone or as one rank under mpirun or srun:
   mpirun -n 2 build/trainer train configs/quickstart.json --set training.steps=100
@@ -145,7 +146,7 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
 }  // namespace
 
 int train_command(std::span<const std::string> arguments) {
-  return run_parallel_command({"train", kUsage}, arguments,
+  return run_parallel_command({"train", kTrainUsage}, arguments,
                               [&](const MpiEnvironment& mpi) { return train(mpi, arguments); });
 }
 

@@ -24,7 +24,7 @@ constexpr std::array<Unit, 10> kUnits = {{{"", 1},
                                           {"tb", 1e12},
                                           {"kib", 0x1p10},
                                           {"mib", 0x1p20},
-                                          {"gib", 0x1p30},
+                                          {"gib", kGiB},
                                           {"tib", 0x1p40}}};
 
 // Three significant digits, never in exponent form.
@@ -75,7 +75,7 @@ std::string exact_bytes(int64_t bytes) {
                                    {"TB", 1e12},
                                    {"KiB", 0x1p10},
                                    {"MiB", 0x1p20},
-                                   {"GiB", 0x1p30},
+                                   {"GiB", kGiB},
                                    {"TiB", 0x1p40}}) {
     const auto unit = static_cast<int64_t>(size);
     const std::string text = fmt::format("{}{}", bytes / unit, name);

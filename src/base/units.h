@@ -7,6 +7,8 @@
 
 namespace trainer {
 
+inline constexpr double kGiB = 0x1p30;
+
 // "20GiB", "1.5 GB", "4096", "512KiB": powers of 1024 with an i, of 1000 without; letter case does not
 // matter. Throws InputError headed by `where` for anything else, negative amounts and more than 63 bits
 // included.

@@ -158,10 +158,10 @@ void HuggingFaceFolder::warn_of_untied_head(const Found& head) const {
   if (!embedding.tensor) embedding = find("transformer.wte.weight");
   bool same =
       embedding.tensor && embedding.tensor->shape == head.tensor->shape && is_weight_type(head.tensor->type);
-  constexpr int64_t kChunk = int64_t{1} << 20;
+  constexpr int64_t kComparedElements = int64_t{1} << 20;
   std::vector<float> a, b;
-  for (int64_t begin = 0; same && begin < head.tensor->count(); begin += kChunk) {
-    const auto n = static_cast<size_t>(std::min(kChunk, head.tensor->count() - begin));
+  for (int64_t begin = 0; same && begin < head.tensor->count(); begin += kComparedElements) {
+    const auto n = static_cast<size_t>(std::min(kComparedElements, head.tensor->count() - begin));
     a.resize(n);
     b.resize(n);
     head.file->read(*head.tensor, begin, a);

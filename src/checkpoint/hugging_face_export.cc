@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kChunk = int64_t{1} << 22;  // elements read at a time
+constexpr int64_t kExportedElements = int64_t{1} << 22;  // elements read at a time
 
 // A folder made beside its final name; without `commit` it is removed again.
 class NewFolder {
@@ -83,8 +83,8 @@ void write_tensor(const ModelSource& source, const ParameterSpec& parameter, Saf
     }
     return;
   }
-  for (int64_t begin = 0; begin < parameter.count(); begin += kChunk) {
-    values.resize(static_cast<size_t>(std::min(kChunk, parameter.count() - begin)));
+  for (int64_t begin = 0; begin < parameter.count(); begin += kExportedElements) {
+    values.resize(static_cast<size_t>(std::min(kExportedElements, parameter.count() - begin)));
     source.read(parameter, begin, values);
     file.write(values);
   }

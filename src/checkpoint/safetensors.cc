@@ -13,7 +13,7 @@
 namespace trainer {
 namespace {
 
-constexpr size_t kChunk =
+constexpr size_t kChunkElements =
     size_t{1} << 18;  // elements converted, hashed and written at a time: they stay in cache
 
 struct TypeEntry {
@@ -88,9 +88,9 @@ StoredTensor parse_tensor(const std::string& name, const Json& entry, const std:
 
 template <float (*convert)(uint16_t)>
 void read_16_bit(const ReadableFile& file, uint64_t offset, std::span<float> values) {
-  std::vector<uint16_t> raw(std::min(values.size(), kChunk));
+  std::vector<uint16_t> raw(std::min(values.size(), kChunkElements));
   for (size_t done = 0; done < values.size();) {
-    const size_t n = std::min(kChunk, values.size() - done);
+    const size_t n = std::min(kChunkElements, values.size() - done);
     file.read(offset + 2 * done, raw.data(), 2 * n);
     for (size_t i = 0; i < n; ++i) values[done + i] = convert(raw[i]);
     done += n;
@@ -214,7 +214,7 @@ void SafetensorsWriter::write(std::span<const float> values) {
           count);
   Pending& tensor = pending_[current_];
   for (size_t done = 0; done < values.size();) {
-    const auto piece = values.subspan(done, std::min(kChunk, values.size() - done));
+    const auto piece = values.subspan(done, std::min(kChunkElements, values.size() - done));
     if (tensor.type == TensorType::kF32) {
       write_bytes(piece.data(), piece.size_bytes());
     } else {

@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kChunk = size_t{1} << 18;  // elements looked at, hashed and written at a time
+constexpr size_t kHashedElements = size_t{1} << 18;  // elements looked at, hashed and written at a time
 
 void require_finite(const std::string& name, int64_t begin, std::span<const float> values) {
   constexpr uint32_t kExponent = 0x7F800000u;
@@ -164,8 +164,8 @@ PartInfo write_part(const fs::path& directory, int writer, std::span<const PartT
 
   SafetensorsWriter file(directory / part.file, declarations);
   for (const auto& [slice, values] : tensors)
-    for (size_t done = 0; done < values.size(); done += kChunk) {
-      const auto piece = values.subspan(done, std::min(kChunk, values.size() - done));
+    for (size_t done = 0; done < values.size(); done += kHashedElements) {
+      const auto piece = values.subspan(done, std::min(kHashedElements, values.size() - done));
       require_finite(slice.name, slice.extent.begin + static_cast<int64_t>(done), piece);
       file.write(piece);
     }

@@ -18,8 +18,6 @@
 namespace trainer {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // What all groups of one world share: the options and, once a rank has aborted, why.
 class World {
  public:
@@ -163,7 +161,8 @@ class Mailbox {
 
 class InProcessRequest : public Request {
  public:
-  InProcessRequest(std::shared_ptr<const World> world, Posted posted, Clock::time_point not_before)
+  InProcessRequest(std::shared_ptr<const World> world, Posted posted,
+                   std::chrono::steady_clock::time_point not_before)
       : world_(std::move(world)), posted_(std::move(posted)), not_before_(not_before) {}
   ~InProcessRequest() override {
     if (posted_.message && !posted_.buffered) posted_.message->drop();
@@ -174,7 +173,9 @@ class InProcessRequest : public Request {
   bool test() override {
     world_->check();
     if (!posted_.message) return true;
-    if (not_before_ != Clock::time_point{} && Clock::now() < not_before_) return false;
+    if (not_before_ != std::chrono::steady_clock::time_point{} &&
+        std::chrono::steady_clock::now() < not_before_)
+      return false;
     if (!posted_.buffered && !posted_.message->deliver()) return false;
     posted_.message.reset();
     return true;
@@ -183,7 +184,7 @@ class InProcessRequest : public Request {
  private:
   std::shared_ptr<const World> world_;
   Posted posted_;  // without a message: complete
-  Clock::time_point not_before_;
+  std::chrono::steady_clock::time_point not_before_;
 };
 
 // The ranks of one communicator.
@@ -325,12 +326,14 @@ class InProcessCommunicator : public Communicator {
     require(peer >= 0 && peer < size(), "peer {} in a communicator of {} ranks", peer, size());
   }
 
-  Clock::time_point not_before(int source, int destination, int tag, uint64_t number) const {
+  std::chrono::steady_clock::time_point not_before(int source, int destination, int tag,
+                                                   uint64_t number) const {
     const FaultOptions& faults = world_->options().faults;
     if (faults.max_delay.count() <= 0) return {};
     const uint64_t stream = Hasher().add(group().key()).add(source).add(destination).add(tag).value();
     const double fraction = Philox(faults.seed).uniform(number, stream);
-    return Clock::now() + std::chrono::duration_cast<Clock::duration>(fraction * faults.max_delay);
+    return std::chrono::steady_clock::now() +
+           std::chrono::duration_cast<std::chrono::steady_clock::duration>(fraction * faults.max_delay);
   }
 
   std::shared_ptr<World> world_;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/units.h"
 
 namespace trainer {
 namespace {
@@ -23,7 +24,7 @@ Arena::Arena(size_t bytes) : size_(bytes) {
   void* map =
       ::mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (map == MAP_FAILED)
-    run_error("cannot reserve {:.2f} GiB of memory: {}", static_cast<double>(bytes) / 0x1p30,
+    run_error("cannot reserve {:.2f} GiB of memory: {}", static_cast<double>(bytes) / kGiB,
               std::strerror(errno));
   auto* begin = static_cast<std::byte*>(map);
   if (huge) {

@@ -2,11 +2,12 @@
 
 #include <cmath>
 
+#include "base/units.h"
+
 namespace trainer {
 namespace {
 
 constexpr int kLayers = 64;
-constexpr double kGiB = 0x1p30;
 constexpr double kForwardSeconds = 0.014, kWindowSeconds = 0.070;
 constexpr double kHostLink = 12e9, kStorageWrite = 3.35e9, kStorageRead = 2.83e9;  // bytes per second
 

@@ -12,6 +12,12 @@ std::vector<int> stages(std::initializer_list<std::pair<int, int>> runs) {
 
 }  // namespace
 
+std::vector<int> RoundPipePublished::backward_with_head() const {
+  std::vector<int> stages = backward;
+  ++stages.front();
+  return stages;
+}
+
 const std::vector<RoundPipePublished>& roundpipe_published() {
   static const std::vector<RoundPipePublished> all = {{"Qwen3-1.7B",
                                                        {28, 7.429, 15.831, 22.0655, 43.707, 1.6},

@@ -16,6 +16,9 @@ struct RoundPipePublished {
                                        // fused stage [0] of `backward` without the head
   double one_f_one_b, gpipe, interleaved, looped_bfs, sync, async;  // bubbles, %
   double makespan;                                                  // of RoundPipe's step, milliseconds
+
+  // RoundPipe's backward partition with the head, a layer of the fused stage.
+  std::vector<int> backward_with_head() const;
 };
 
 inline constexpr int kRoundPipeDevices = 8, kRoundPipeMicroBatches = 16;

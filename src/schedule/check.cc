@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/units.h"
 #include "schedule/dispatcher.h"
 #include "schedule/memory.h"
 
@@ -141,7 +142,7 @@ class Checker {
         problem(
             "rank {} needs {:.2f} GiB (long {:.2f}, medium {:.2f}, short {:.2f}), the memory budget is "
             "{:.2f} GiB",
-            rank, total / 0x1p30, tiers[0] / 0x1p30, tiers[1] / 0x1p30, tiers[2] / 0x1p30, budget / 0x1p30);
+            rank, total / kGiB, tiers[0] / kGiB, tiers[1] / kGiB, tiers[2] / kGiB, budget / kGiB);
     }
   }
 

@@ -16,27 +16,16 @@
 #include "app/tokenize.h"
 #include "app/train.h"
 #include "app/version.h"
+#include "support/captured.h"
 
 namespace trainer {
 namespace {
 
+using testing::capture;
+using testing::Captured;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
-
-struct Outcome {
-  int code;
-  std::string output, errors;
-};
-
-template <class Call>
-Outcome capture(Call&& call) {
-  ::testing::internal::CaptureStdout();
-  ::testing::internal::CaptureStderr();
-  const int code = call();
-  std::fflush(stdout);
-  return {code, ::testing::internal::GetCapturedStdout(), ::testing::internal::GetCapturedStderr()};
-}
 
 struct Subcommand {
   std::string name;
@@ -48,7 +37,7 @@ void PrintTo(const Subcommand& c, std::ostream* out) { *out << c.name; }
 
 class EverySubcommand : public ::testing::TestWithParam<Subcommand> {
  protected:
-  Outcome run(const std::vector<std::string>& words) const {
+  Captured run(const std::vector<std::string>& words) const {
     return capture([&] { return GetParam().run(words); });
   }
 };
@@ -56,7 +45,7 @@ class EverySubcommand : public ::testing::TestWithParam<Subcommand> {
 TEST_P(EverySubcommand, ShowsItsUsageWhenAsked) {
   for (const std::vector<std::string>& words :
        std::vector<std::vector<std::string>>{{"--help"}, {"-h"}, {"--whatever", "--help"}}) {
-    const Outcome help = run(words);
+    const Captured help = run(words);
     EXPECT_EQ(help.code, 0);
     EXPECT_THAT(help.output, StartsWith("usage: trainer " + GetParam().name));
     EXPECT_THAT(help.errors, IsEmpty());
@@ -64,7 +53,7 @@ TEST_P(EverySubcommand, ShowsItsUsageWhenAsked) {
 }
 
 TEST_P(EverySubcommand, WithoutArgumentsItWorksOrShowsItsUsageAsAnError) {
-  const Outcome bare = run({});
+  const Captured bare = run({});
   EXPECT_EQ(bare.code, GetParam().needs_arguments ? 2 : 0);
   EXPECT_EQ(bare.output.empty(), GetParam().needs_arguments);
   EXPECT_THAT(bare.errors,
@@ -72,7 +61,7 @@ TEST_P(EverySubcommand, WithoutArgumentsItWorksOrShowsItsUsageAsAnError) {
 }
 
 TEST_P(EverySubcommand, NamesAnUnknownArgument) {
-  const Outcome refused = run({"--no-such-thing"});
+  const Captured refused = run({"--no-such-thing"});
   EXPECT_EQ(refused.code, 2);
   EXPECT_THAT(refused.output, IsEmpty());
   EXPECT_THAT(refused.errors,
@@ -96,13 +85,13 @@ TEST(RunCommand, ExitCodesFollowTheKindOfFailure) {
     return capture([&] { return run_command({"work", "usage\n"}, words, body); });
   };
   EXPECT_EQ(outcome([] {}).code, 0);
-  const Outcome input = outcome([] { input_error("the file is odd"); });
+  const Captured input = outcome([] { input_error("the file is odd"); });
   EXPECT_EQ(input.code, 2);
   EXPECT_EQ(input.errors, "trainer work: error: the file is odd\n");
-  const Outcome failed = outcome([] { run_error("the disk is full"); });
+  const Captured failed = outcome([] { run_error("the disk is full"); });
   EXPECT_EQ(failed.code, 1);
   EXPECT_EQ(failed.errors, "trainer work: error: the disk is full\n");
-  const Outcome other = outcome([] { throw std::runtime_error("out of luck"); });
+  const Captured other = outcome([] { throw std::runtime_error("out of luck"); });
   EXPECT_EQ(other.code, 1);
   EXPECT_EQ(other.errors, "trainer work: error: out of luck\n");
 }

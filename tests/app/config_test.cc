@@ -11,9 +11,9 @@
 namespace trainer {
 namespace {
 
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 const std::filesystem::path kRoot = std::filesystem::path(TEST_DATA).parent_path().parent_path();
 
@@ -282,7 +282,7 @@ TEST(Config, ResolvedConfigReadsBackTheSame) {
 TEST(Config, MissingFilesAreNamed) {
   EXPECT_THAT(
       [] { check_paths(config_with({"data.data_path=no/such"})); },
-      testing::ThrowsMessage<InputError>(AllOf(HasSubstr("data.data_path"), HasSubstr("no/such.idx"))));
+      ::testing::ThrowsMessage<InputError>(AllOf(HasSubstr("data.data_path"), HasSubstr("no/such.idx"))));
   EXPECT_NO_THROW(check_paths(config_with({"data.data_path=synthetic"})));
   EXPECT_THROW(check_paths(config_with({R"(data.data_path=["synthetic","no/such"])"})), InputError);
   EXPECT_THROW(read_config("no/such.json"), InputError);

@@ -7,25 +7,19 @@
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/synthetic_model.h"
 #include "checkpoint/test_folder.h"
+#include "support/captured.h"
 
 namespace trainer {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::capture;
+using testing::Captured;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-struct Outcome {
-  int code;
-  std::string output, errors;
-};
-
-Outcome run(int (*command)(std::span<const std::string>), const std::vector<std::string>& words) {
-  ::testing::internal::CaptureStdout();
-  ::testing::internal::CaptureStderr();
-  const int code = command(words);
-  std::fflush(stdout);
-  return {code, ::testing::internal::GetCapturedStdout(), ::testing::internal::GetCapturedStderr()};
+Captured run(int (*command)(std::span<const std::string>), const std::vector<std::string>& words) {
+  return capture([&] { return command(words); });
 }
 
 class Commands : public ::testing::Test {
@@ -37,7 +31,7 @@ class Commands : public ::testing::Test {
     const SyntheticWeights source(config);
     save_hugging_face(source, parameters_of(source), model_, {});
   }
-  Outcome generate(std::vector<std::string> more) {
+  Captured generate(std::vector<std::string> more) {
     std::vector<std::string> words = {"--model", model_, "--tokenizer", "byte", "--threads", "1"};
     words.insert(words.end(), more.begin(), more.end());
     return run(generate_command, words);
@@ -48,7 +42,7 @@ class Commands : public ::testing::Test {
 
 TEST_F(Commands, ConvertWritesAModel) {
   const std::string to = folder_ / "out";
-  const Outcome done =
+  const Captured done =
       run(convert_command, {"--from", model_, "--to", to, "--dtype=bf16", "--max-shard-size", "1KB"});
   EXPECT_EQ(done.code, 0) << done.errors;
   EXPECT_THAT(done.output, HasSubstr(to));
@@ -61,7 +55,7 @@ TEST_F(Commands, ConvertWritesAModel) {
 TEST_F(Commands, ConvertRefuses) {
   const std::string to = folder_ / "out";
   const auto errors = [&](const std::vector<std::string>& words) {
-    const Outcome done = run(convert_command, words);
+    const Captured done = run(convert_command, words);
     EXPECT_EQ(done.code, 2);
     return done.errors;
   };
@@ -75,7 +69,7 @@ TEST_F(Commands, ConvertRefuses) {
 }
 
 TEST_F(Commands, GenerateContinuesThePrompt) {
-  const Outcome first = generate({"--prompt", "Hi", "--max-new-tokens", "20", "--seed", "3"});
+  const Captured first = generate({"--prompt", "Hi", "--max-new-tokens", "20", "--seed", "3"});
   EXPECT_EQ(first.code, 0) << first.errors;
   EXPECT_THAT(first.output, StartsWith("Hi"));
   EXPECT_GT(first.output.size(), 4u);
@@ -86,10 +80,10 @@ TEST_F(Commands, GenerateContinuesThePrompt) {
 }
 
 TEST_F(Commands, GenerateStaysWithinTheModelsPositions) {
-  const Outcome cut = generate({"--prompt", "Hi", "--max-new-tokens", "100"});
+  const Captured cut = generate({"--prompt", "Hi", "--max-new-tokens", "100"});
   EXPECT_EQ(cut.code, 0);
   EXPECT_THAT(cut.errors, HasSubstr("38 new tokens instead of 100"));
-  const Outcome refused = generate({"--prompt", std::string(40, 'x')});
+  const Captured refused = generate({"--prompt", std::string(40, 'x')});
   EXPECT_EQ(refused.code, 2);
   EXPECT_THAT(refused.errors, HasSubstr("the prompt has 40 tokens"));
 }

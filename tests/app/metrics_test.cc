@@ -15,7 +15,7 @@ namespace trainer {
 namespace {
 
 std::filesystem::path fresh(const std::string& name) {
-  const auto path = std::filesystem::path(testing::TempDir()) / name;
+  const auto path = std::filesystem::path(::testing::TempDir()) / name;
   std::filesystem::remove(path);
   return path;
 }
@@ -83,7 +83,7 @@ TEST(Metrics, NonFiniteValuesAreNull) {
   m.grad_norm = std::numeric_limits<double>::infinity();
   m.skipped = true;
   MetricsFile(path, 0).write(m);
-  EXPECT_THAT(read_file(path), testing::HasSubstr("\"loss\":null,\"grad_norm\":null"));
+  EXPECT_THAT(read_file(path), ::testing::HasSubstr("\"loss\":null,\"grad_norm\":null"));
   const auto back = read_metrics(path).at(0);
   EXPECT_TRUE(std::isnan(back.loss) && std::isnan(back.grad_norm) && back.skipped);
 }
@@ -118,8 +118,9 @@ TEST(Metrics, LineCutShortByACrashIsDropped) {
 TEST(Metrics, DamagedLinesAreNamed) {
   const auto path = fresh("damaged.jsonl");
   write_file_atomically(path, to_json(step(1)).dump() + "\n{\"step\":\"two\"}\n");
-  EXPECT_THAT([&] { read_metrics(path); }, testing::ThrowsMessage<InputError>(testing::AllOf(
-                                               testing::HasSubstr("line 2"), testing::HasSubstr("step"))));
+  EXPECT_THAT([&] { read_metrics(path); },
+              ::testing::ThrowsMessage<InputError>(
+                  ::testing::AllOf(::testing::HasSubstr("line 2"), ::testing::HasSubstr("step"))));
   EXPECT_THROW(MetricsFile("/no/such/folder/metrics.jsonl", 0), RunError);
 }
 

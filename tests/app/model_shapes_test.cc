@@ -11,7 +11,7 @@
 namespace trainer {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 const std::filesystem::path kConfigs =
     std::filesystem::path(TEST_DATA).parent_path().parent_path() / "configs";
@@ -78,8 +78,8 @@ TEST(ModelShapes, BaichuanIsForPlanningOnly) {
   const auto file = kConfigs / "models/baichuan2-13b.json";
   EXPECT_THAT(
       [&] { make_model_config(with_model(fmt::format(R"({{"hugging_face": "{}"}})", file.string()))); },
-      testing::ThrowsMessage<InputError>(
-          testing::AllOf(HasSubstr("baichuan2-13b.json"), HasSubstr("not trained"))));
+      ::testing::ThrowsMessage<InputError>(
+          ::testing::AllOf(HasSubstr("baichuan2-13b.json"), HasSubstr("not trained"))));
 }
 
 TEST(ModelShapes, InlineShape) {
@@ -99,14 +99,14 @@ TEST(ModelShapes, VocabularyFollowsTheTokenizer) {
       R"({"num_layers": 1, "hidden_size": 8, "ffn_hidden_size": 8, "num_attention_heads": 1, "vocabulary_size": 50})");
   EXPECT_EQ(make_model_config(config, 40).vocabulary_size, 50);
   EXPECT_THAT([&] { make_model_config(config, 51); },
-              testing::ThrowsMessage<InputError>(HasSubstr("51 tokens")));
+              ::testing::ThrowsMessage<InputError>(HasSubstr("51 tokens")));
   config.model.vocabulary_size = 0;
   EXPECT_EQ(make_model_config(config, 40).vocabulary_size, 40);
   EXPECT_THROW(make_model_config(config), InputError);
 }
 
 TEST(ModelShapes, LearnedPositionsBoundTheSequence) {
-  const std::string folder = testing::TempDir() + "/gpt2-shape";
+  const std::string folder = ::testing::TempDir() + "/gpt2-shape";
   std::filesystem::create_directories(folder);
   write_file_atomically(
       folder + "/config.json",
@@ -115,7 +115,7 @@ TEST(ModelShapes, LearnedPositionsBoundTheSequence) {
   const ModelConfig model = make_model_config(config);
   EXPECT_EQ(parameters(model), 10 * 8 + 32 * 8 + (12 * 64 + 13 * 8) + 16);
   EXPECT_THAT([&] { resolve_parallel(config, model, 1); },
-              testing::ThrowsMessage<InputError>(HasSubstr("32 positions")));
+              ::testing::ThrowsMessage<InputError>(HasSubstr("32 positions")));
 }
 
 }  // namespace

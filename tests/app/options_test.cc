@@ -58,7 +58,7 @@ TEST(ConfigArguments, PathOverridesAndOptionsInAnyOrder) {
            {"--from=here", "--set=a.b=1", "c.json", "--again", "--set", "c.d=x"}}) {
     const ConfigArguments a = parse_with_config(words);
     EXPECT_EQ(a.config, "c.json");
-    EXPECT_THAT(a.overrides, testing::ElementsAre("a.b=1", "c.d=x"));
+    EXPECT_THAT(a.overrides, ::testing::ElementsAre("a.b=1", "c.d=x"));
     EXPECT_EQ(a.options.required("--from"), "here");
     EXPECT_TRUE(a.options.has("--again"));
   }
@@ -79,7 +79,7 @@ TEST(ConfigArguments, SeveralWhereSeveralAreAsked) {
   const std::vector<std::string> words = {"--set", "a.b=1",    "one.json", "--from",
                                           "here",  "two.json", "--again"};
   const ConfigArguments a = read_config_arguments(words, {"--from"}, {"--again"}, true);
-  EXPECT_THAT(a.configs, testing::ElementsAre("one.json", "two.json"));
+  EXPECT_THAT(a.configs, ::testing::ElementsAre("one.json", "two.json"));
   EXPECT_EQ(a.config, "one.json");
   EXPECT_EQ(a.options.required("--from"), "here");
   EXPECT_THAT(message_of([&] { read_config_arguments({}, {}, {}, true); }), HasSubstr("no config given"));

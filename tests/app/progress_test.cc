@@ -8,7 +8,7 @@
 namespace trainer {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 StepMetrics step(int64_t number, double loss) {
   StepMetrics m;

@@ -16,13 +16,13 @@
 namespace trainer {
 namespace {
 
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::filesystem::path sample_run(const std::string& name) {
-  const auto run = std::filesystem::path(testing::TempDir()) / name;
+  const auto run = std::filesystem::path(::testing::TempDir()) / name;
   std::filesystem::remove_all(run);
   std::filesystem::create_directories(run);
   const RunFiles files(run);
@@ -104,7 +104,7 @@ TEST(Report, MetricsAloneAreEnough) {
 }
 
 TEST(Report, OneStepIsEnough) {
-  const auto run = std::filesystem::path(testing::TempDir()) / "report-one-step";
+  const auto run = std::filesystem::path(::testing::TempDir()) / "report-one-step";
   std::filesystem::remove_all(run);
   std::filesystem::create_directories(run);
   StepMetrics m;
@@ -117,12 +117,13 @@ TEST(Report, OneStepIsEnough) {
 }
 
 TEST(Report, WhatIsMissingIsNamed) {
-  const auto run = std::filesystem::path(testing::TempDir()) / "report-empty";
+  const auto run = std::filesystem::path(::testing::TempDir()) / "report-empty";
   std::filesystem::remove_all(run);
   std::filesystem::create_directories(run);
-  EXPECT_THAT([&] { write_report(run); }, testing::ThrowsMessage<InputError>(HasSubstr("metrics.jsonl")));
+  EXPECT_THAT([&] { write_report(run); }, ::testing::ThrowsMessage<InputError>(HasSubstr("metrics.jsonl")));
   write_file_atomically(RunFiles(run).metrics, "");
-  EXPECT_THAT([&] { write_report(run); }, testing::ThrowsMessage<InputError>(HasSubstr("no finished step")));
+  EXPECT_THAT([&] { write_report(run); },
+              ::testing::ThrowsMessage<InputError>(HasSubstr("no finished step")));
   const std::string missing = "/no/such/run";
   EXPECT_EQ(report_command(std::span(&missing, 1)), 2);
 }
@@ -130,8 +131,8 @@ TEST(Report, WhatIsMissingIsNamed) {
 TEST(ReportChart, TicksAreRoundAndInside) {
   EXPECT_THAT(report::ticks(0, 10, 5), ElementsAre(0, 2, 4, 6, 8, 10));
   EXPECT_THAT(report::ticks(0.3, 0.9, 3),
-              ElementsAre(testing::DoubleNear(0.4, 1e-12), testing::DoubleNear(0.6, 1e-12),
-                          testing::DoubleNear(0.8, 1e-12)));
+              ElementsAre(::testing::DoubleNear(0.4, 1e-12), ::testing::DoubleNear(0.6, 1e-12),
+                          ::testing::DoubleNear(0.8, 1e-12)));
   EXPECT_THAT(report::ticks(-1, 1, 2), ElementsAre(-1, 0, 1));
   EXPECT_TRUE(report::ticks(1, 1, 5).empty());
 }

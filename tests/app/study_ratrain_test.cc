@@ -8,10 +8,9 @@ namespace trainer {
 namespace {
 
 std::string configs() { return std::string(TEST_DATA) + "/../../configs"; }
-Platform mt3000() { return read_platform("mt3000", configs() + "/platforms"); }
 
 double over_published(RatrainModel& model, const RatrainCase& c, double published) {
-  return model.step(c, mt3000()).step_seconds / published - 1;
+  return model.step(c, read_platform("mt3000", configs() + "/platforms")).step_seconds / published - 1;
 }
 
 // The constants of the platform file are what three published step times give.

@@ -71,7 +71,7 @@ std::vector<std::string> records(const std::filesystem::path& directory) {
 }
 
 std::filesystem::path fresh_folder(const std::string& name) {
-  const auto path = std::filesystem::path(testing::TempDir()) / name;
+  const auto path = std::filesystem::path(::testing::TempDir()) / name;
   std::filesystem::remove_all(path);
   return path;
 }

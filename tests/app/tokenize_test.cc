@@ -3,23 +3,16 @@
 #include "base/file.h"
 #include "data/dataset_files.h"
 #include "data/tokenizer.h"
+#include "support/captured.h"
 
 namespace trainer::testing {
 namespace {
 
+using testing::Captured;
 using ::testing::HasSubstr;
 
-struct Outcome {
-  int code;
-  std::string out, error;
-};
-
-Outcome tokenize(const std::vector<std::string>& arguments) {
-  ::testing::internal::CaptureStdout();
-  ::testing::internal::CaptureStderr();
-  const int code = tokenize_command(arguments);
-  std::fflush(stdout);
-  return {code, ::testing::internal::GetCapturedStdout(), ::testing::internal::GetCapturedStderr()};
+Captured tokenize(const std::vector<std::string>& arguments) {
+  return testing::capture([&] { return tokenize_command(arguments); });
 }
 
 TEST(TokenizeCommand, WritesADataset) {
@@ -29,8 +22,8 @@ TEST(TokenizeCommand, WritesADataset) {
   const auto done =
       tokenize({"--input", folder / "a.jsonl", folder / "b.jsonl", "--output", folder / "new/out",
                 "--tokenizer", "byte", "--append-eod", "--json-key=body", "--workers", "2"});
-  ASSERT_EQ(done.code, 0) << done.error;
-  EXPECT_THAT(done.out, HasSubstr("3 documents, 14 tokens"));
+  ASSERT_EQ(done.code, 0) << done.errors;
+  EXPECT_THAT(done.output, HasSubstr("3 documents, 14 tokens"));
   const IndexedDataset dataset(folder / "new/out");
   ASSERT_EQ(dataset.documents(), 3);
   const auto tokens = dataset.read(2);
@@ -52,7 +45,7 @@ TEST(TokenizeCommand, MakesAVocabularyFirst) {
   both.insert(both.end(), {"--output", folder / "out", "--append-eod"});
   const auto refused = tokenize(both);
   EXPECT_EQ(refused.code, 2);
-  EXPECT_THAT(refused.error, HasSubstr("tokenizer.model is there already"));
+  EXPECT_THAT(refused.errors, HasSubstr("tokenizer.model is there already"));
   both.push_back("--overwrite");
   ASSERT_EQ(tokenize(both).code, 0);
   const auto tokenizer = load_tokenizer(folder / "vocabulary");
@@ -69,7 +62,7 @@ TEST(TokenizeCommand, KeepsWhatIsThere) {
                                               folder / "out", "--tokenizer",     "byte"};
   const auto refused = tokenize(arguments);
   EXPECT_EQ(refused.code, 2);
-  EXPECT_THAT(refused.error, HasSubstr("--overwrite"));
+  EXPECT_THAT(refused.errors, HasSubstr("--overwrite"));
   EXPECT_EQ(read_file(folder / "out.bin"), "old");
 
   // A fault in the input must not cost the old data either.
@@ -109,12 +102,12 @@ TEST(TokenizeCommand, ArgumentsThatDoNotFit) {
   for (const auto& [arguments, message] : cases) {
     const auto outcome = tokenize(arguments);
     EXPECT_EQ(outcome.code, 2) << message;
-    EXPECT_THAT(outcome.error, HasSubstr(message));
+    EXPECT_THAT(outcome.errors, HasSubstr(message));
   }
   EXPECT_FALSE(std::filesystem::exists(out + ".bin"));
   const auto help = tokenize({"--help"});
   EXPECT_EQ(help.code, 0);
-  EXPECT_THAT(help.out, HasSubstr("usage: trainer tokenize"));
+  EXPECT_THAT(help.output, HasSubstr("usage: trainer tokenize"));
 }
 
 }  // namespace

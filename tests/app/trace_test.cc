@@ -35,7 +35,7 @@ Timeline sample() {
 }
 
 TEST(Trace, IsReadBackTheSame) {
-  const auto run = std::filesystem::path(testing::TempDir()) / "trace-run";
+  const auto run = std::filesystem::path(::testing::TempDir()) / "trace-run";
   std::filesystem::remove_all(run);
   EXPECT_TRUE(list_traces(run).empty());
   const Timeline written = sample();
@@ -43,7 +43,7 @@ TEST(Trace, IsReadBackTheSame) {
   write_trace(trace_path(run, 1000000), written);
   write_trace(trace_path(run, 20), written);
   EXPECT_THAT(list_traces(run),
-              testing::ElementsAre(trace_path(run, 5), trace_path(run, 20), trace_path(run, 1000000)));
+              ::testing::ElementsAre(trace_path(run, 5), trace_path(run, 20), trace_path(run, 1000000)));
 
   const Timeline read = read_trace(trace_path(run, 5));
   ASSERT_EQ(read.events.size(), written.events.size());
@@ -101,7 +101,7 @@ TEST(Trace, EveryReceiveHasItsSend) {
 }
 
 TEST(Trace, OtherFilesAreRefused) {
-  const auto path = std::filesystem::path(testing::TempDir()) / "other.json";
+  const auto path = std::filesystem::path(::testing::TempDir()) / "other.json";
   write_file_atomically(path, "{}");
   EXPECT_THROW(read_trace(path), InputError);
 }

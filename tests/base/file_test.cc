@@ -16,9 +16,9 @@ namespace trainer {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-class FileTest : public testing::Test {
+class FileTest : public ::testing::Test {
  protected:
   FileTest() {
     std::string name = (fs::temp_directory_path() / "trainer-file-XXXXXX").string();

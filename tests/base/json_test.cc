@@ -15,8 +15,8 @@
 namespace trainer {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 std::string refusal(const std::function<void()>& work) {
   try {
@@ -71,8 +71,7 @@ TEST(Json, RefusesADuplicateKeyAtAnyDepth) {
   for (const char* text :
        {R"({"lr":1,"lr":2})", R"({"a":[{"lr":1,"lr":1}]})", R"({"a":{"b":{"lr":{},"x":1,"lr":{}}}})",
         R"({"lr":{"lr":1},"x":2,"lr":3})", R"({"lr":1,"\u006cr":2})"})
-    EXPECT_THAT(parse_refusal(text), AllOf(HasSubstr("config.json"), HasSubstr("lr' appears twice")))
-        << text;
+    EXPECT_THAT(parse_refusal(text), AllOf(HasSubstr("config.json"), HasSubstr("lr' appears twice"))) << text;
   EXPECT_NO_THROW(parse_json(R"({"lr":1,"a":{"lr":1},"b":[{"lr":1},{"lr":2}]})", "config.json"));
 }
 

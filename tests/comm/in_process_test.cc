@@ -111,7 +111,7 @@ TEST(InProcess, SizesThatDifferAreAnErrorNamingBoth) {
     receive->test();
     FAIL();
   } catch (const RunError& e) {
-    EXPECT_THAT(e.what(), testing::HasSubstr("rank 0 to rank 1 with tag 3: 8 bytes were sent, 4 expected"));
+    EXPECT_THAT(e.what(), ::testing::HasSubstr("rank 0 to rank 1 with tag 3: 8 bytes were sent, 4 expected"));
   }
 }
 

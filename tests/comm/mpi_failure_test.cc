@@ -56,24 +56,24 @@ int processes_marked(const std::string& marker) {
   return found;
 }
 
-class MpiFailure : public testing::TestWithParam<const char*> {};
+class MpiFailure : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(MpiFailure, EndsTheJob) {
   const std::string kind = GetParam(), marker = "failure-" + kind + "-" + std::to_string(::getpid());
   const Outcome outcome = run(mpirun(4, "fail " + kind + " 2", marker));
   EXPECT_NE(outcome.status, 0) << outcome.output;
   EXPECT_LT(outcome.seconds, 30) << outcome.output;
-  EXPECT_THAT(outcome.output, testing::ContainsRegex("rank 2|rank:? *\\[*[^ ]*,2\\]*"))
+  EXPECT_THAT(outcome.output, ::testing::ContainsRegex("rank 2|rank:? *\\[*[^ ]*,2\\]*"))
       << "the rank is named";
   if (kind == "throw" || kind == "abort") {
-    EXPECT_THAT(outcome.output, testing::HasSubstr("[rank 2] the job ends: a made-up failure"));
+    EXPECT_THAT(outcome.output, ::testing::HasSubstr("[rank 2] the job ends: a made-up failure"));
     EXPECT_EQ(outcome.status, 1);
   }
   if (kind == "input") {
     EXPECT_EQ(outcome.status, 2);
   }
   if (kind == "exit") {
-    EXPECT_THAT(outcome.output, testing::HasSubstr("[rank 2] the job ends: this rank exited"));
+    EXPECT_THAT(outcome.output, ::testing::HasSubstr("[rank 2] the job ends: this rank exited"));
   }
   // The launcher may be a moment behind with reaping.
   for (int i = 0; i < 50 && processes_marked(marker) > 0; ++i)
@@ -82,7 +82,7 @@ TEST_P(MpiFailure, EndsTheJob) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, MpiFailure,
-                         testing::Values("kill", "throw", "exit", "quick_exit", "abort", "input"),
+                         ::testing::Values("kill", "throw", "exit", "quick_exit", "abort", "input"),
                          [](const auto& info) { return info.param; });
 
 TEST(MpiEnvironment, AloneItNeedsNoMpiAndStartsAtOnce) {
@@ -97,7 +97,7 @@ TEST(MpiEnvironment, ALauncherMpiDoesNotKnowIsAnError) {
   const Outcome outcome =
       run("env -u OMPI_COMM_WORLD_SIZE -u PMIX_RANK PMI_SIZE=4 timeout 60 " MPI_PROGRAM " report");
   EXPECT_EQ(outcome.status, 2);
-  EXPECT_THAT(outcome.output, testing::HasSubstr("the launcher started 4 processes but MPI sees 1"));
+  EXPECT_THAT(outcome.output, ::testing::HasSubstr("the launcher started 4 processes but MPI sees 1"));
 }
 
 }  // namespace

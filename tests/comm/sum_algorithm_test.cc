@@ -86,7 +86,7 @@ std::vector<std::vector<float>> all_reduced(SumAlgorithm algorithm, const std::v
   return data;
 }
 
-class SumAlgorithms : public testing::TestWithParam<SumAlgorithm> {};
+class SumAlgorithms : public ::testing::TestWithParam<SumAlgorithm> {};
 
 TEST_P(SumAlgorithms, EqualTheirSerialOrder) {
   for (int size = 1; size <= 9; ++size)
@@ -156,7 +156,7 @@ TEST_P(SumAlgorithms, SendEachSegmentOncePerRank) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SumAlgorithms, testing::ValuesIn(kAlgorithms),
+INSTANTIATE_TEST_SUITE_P(All, SumAlgorithms, ::testing::ValuesIn(kAlgorithms),
                          [](const auto& info) { return name_of(info.param); });
 
 TEST(SumOrders, AreOneForTwoRanksAndDifferForMore) {

@@ -4,6 +4,7 @@
 
 #include "base/file.h"
 #include "dataset_files.h"
+#include "support/thinning.h"
 
 namespace trainer::testing {
 namespace {
@@ -75,7 +76,7 @@ TEST(TextPipeline, OrderDoesNotDependOnWorkers) {
   std::mt19937 random(11);
   std::string lines, text;
   std::vector<std::string> documents;
-  for (int i = 0; i < 40000; ++i) {
+  for (int i = 0; i < (kThinned ? 20000 : 40000); ++i) {
     std::string document;
     for (uint32_t words = random() % 16; words > 0; --words) document += fmt::format("w{} ", random() % 1000);
     lines += "{\"text\":\"" + document + "\",\"id\":" + std::to_string(i) + "}\n";
@@ -161,10 +162,12 @@ TEST(TextPipeline, ErrorsNameFileAndLine) {
 
   // Of two faults far apart the first is told, whichever worker meets its own first.
   std::string many;
-  for (int i = 1; i <= 300'000; ++i)
-    many += i == 150'000 || i == 150'001 || i == 290'000 ? "{\n" : "{\"text\":\"abc\"}\n";
+  constexpr int kLines = kThinned ? 30'000 : 300'000;
+  for (int i = 1; i <= kLines; ++i)
+    many += i == kLines / 2 || i == kLines / 2 + 1 || i == kLines - 10'000 ? "{\n" : "{\"text\":\"abc\"}\n";
   for (const int workers : {1, 4})
-    EXPECT_THAT(error_for(many, TextFormat::kJsonLines, workers), HasSubstr("bad:150000:"));
+    EXPECT_THAT(error_for(many, TextFormat::kJsonLines, workers),
+                HasSubstr(fmt::format("bad:{}:", kLines / 2)));
 }
 
 TEST(TextPipeline, ByteTokenizerTakesAnyBytes) {

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "support/driven_grid.h"
+#include "support/thinning.h"
 
 namespace trainer {
 namespace {
@@ -49,7 +50,7 @@ testing::TaskHook random_sleep(uint64_t seed, std::chrono::microseconds longest)
 class RandomDelays : public ::testing::TestWithParam<int> {};
 
 TEST_P(RandomDelays, NeitherBlockNorChangeABit) {
-  constexpr int kSeeds = 100;
+  constexpr int kSeeds = testing::kThinned ? 10 : 100;
   GridPlan plan = small_plan();
   plan.recovery_buffers = GetParam() % 3;
   plan.shard_gradients = GetParam() % 4 == 3;

@@ -22,7 +22,7 @@ struct Measured {
 };
 
 // Layers of several chunks, summed after each micro-batch, under transfers between stages.
-Measured run_on_slow_links(std::vector<std::string> passes) {
+Measured run_on_slow_links(std::vector<std::string> passes, double bytes_per_second) {
   GridPlan plan;
   plan.stages = 2;
   plan.replicas = 2;
@@ -37,7 +37,7 @@ Measured run_on_slow_links(std::vector<std::string> passes) {
   plan.model.ffn_hidden_size = 1536;
   plan.model.init_std = 0.02;
   std::deque<SlowLink> links;
-  for (int r = 0; r < plan.world(); ++r) links.emplace_back(60e6);
+  for (int r = 0; r < plan.world(); ++r) links.emplace_back(bytes_per_second);
   DrivenGrid::Run run;
   run.network.nodes = {0, 1, 2, 3};
   run.communicators = [&](RankCommunicators& c, int rank) {
@@ -56,18 +56,25 @@ Measured run_on_slow_links(std::vector<std::string> passes) {
   return measured;
 }
 
+// How slow a link must be for sums to be under way at a transfer depends on how fast this machine computes:
+// the pass is judged on the first link on which a transfer waits, and without the pass behind more than a
+// chunk.
 TEST(TransferPriority, ATransferBetweenStagesWaitsBehindOneChunkAtMost) {
-  const Measured with = run_on_slow_links(pass_names());
-  EXPECT_EQ(with.messages, 2u * 2 * 4 * 2);  // replicas, directions, micro-batches, steps
-  EXPECT_GT(with.delayed, 0) << "no transfer met a sum: this shows nothing";
-  EXPECT_LE(with.worst, kChunkBytes + 4096);
   auto others = pass_names();
   std::erase(others, "transfer_priority");
-  const Measured without = run_on_slow_links(others);
-  EXPECT_GT(without.worst, kChunkBytes + 4096);
-  EXPECT_TRUE(with.outcome == without.outcome);
-  RecordProperty("worst_with", std::to_string(with.worst));
-  RecordProperty("worst_without", std::to_string(without.worst));
+  for (const double bytes_per_second : {60e6, 30e6, 15e6, 7.5e6}) {
+    const Measured with = run_on_slow_links(pass_names(), bytes_per_second);
+    EXPECT_EQ(with.messages, 2u * 2 * 4 * 2);  // replicas, directions, micro-batches, steps
+    EXPECT_LE(with.worst, kChunkBytes + 4096);
+    if (with.delayed == 0) continue;
+    const Measured without = run_on_slow_links(others, bytes_per_second);
+    EXPECT_TRUE(with.outcome == without.outcome);
+    if (without.worst <= kChunkBytes + 4096) continue;
+    RecordProperty("worst_with", std::to_string(with.worst));
+    RecordProperty("worst_without", std::to_string(without.worst));
+    return;
+  }
+  FAIL() << "no link was slow enough for transfers to wait";
 }
 
 }  // namespace

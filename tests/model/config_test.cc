@@ -9,8 +9,8 @@
 namespace trainer {
 namespace {
 
-using testing::ContainsRegex;
-using testing::HasSubstr;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
 
 Json llama_json() {
   return Json::parse(R"({"model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,

@@ -9,7 +9,7 @@
 namespace trainer {
 namespace {
 
-class Layout : public testing::TestWithParam<Architecture> {};
+class Layout : public ::testing::TestWithParam<Architecture> {};
 
 TEST_P(Layout, ParametersAreDisjointAscendingAndAligned) {
   const Model model(tiny_model(GetParam()));
@@ -86,8 +86,8 @@ TEST(ModelFlops, FollowTheStatedFormula) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Architectures, Layout,
-                         testing::Values(Architecture::kLlama, Architecture::kQwen2, Architecture::kQwen3,
-                                         Architecture::kGpt2),
+                         ::testing::Values(Architecture::kLlama, Architecture::kQwen2, Architecture::kQwen3,
+                                           Architecture::kGpt2),
                          [](const auto& info) { return name_of(info.param); });
 
 TEST(Initialize, DependsOnSeedNameAndIndexOnly) {

@@ -38,7 +38,7 @@ TestBatch random_batch(int64_t micro_batch, int64_t sequence, int64_t vocabulary
   return make_batch(micro_batch, sequence, std::move(tokens), std::move(labels));
 }
 
-class Passes : public testing::TestWithParam<Case> {
+class Passes : public ::testing::TestWithParam<Case> {
  protected:
   ModelRunner make_runner() const {
     ModelRunner runner(tiny_model(GetParam().architecture), make_kernels(GetParam().host), GetParam().dtype);
@@ -54,21 +54,6 @@ void expect_same_bits(const RunResult& a, const RunResult& b) {
   EXPECT_EQ(a.token_losses, b.token_losses);
   ASSERT_EQ(a.gradients.size(), b.gradients.size());
   for (const auto& [name, gradient] : a.gradients) EXPECT_EQ(gradient, b.gradients.at(name)) << name;
-}
-
-void expect_close(const RunResult& actual, const RunResult& expected, double tolerance) {
-  EXPECT_EQ(actual.valid_tokens, expected.valid_tokens);
-  EXPECT_NEAR(actual.loss_sum, expected.loss_sum, tolerance * std::abs(expected.loss_sum));
-  for (const auto& [name, gradient] : expected.gradients) {
-    double worst = 0, scale = 1e-30;
-    for (size_t i = 0; i < gradient.size(); ++i) {
-      const double delta =
-          std::abs(static_cast<double>(actual.gradients.at(name)[i]) - static_cast<double>(gradient[i]));
-      if (!(delta <= worst)) worst = delta;  // a NaN sticks
-      scale = std::max(scale, std::abs(static_cast<double>(gradient[i])));
-    }
-    EXPECT_LT(worst / scale, tolerance) << name;
-  }
 }
 
 TEST_P(Passes, RecoveryGivesTheSameBits) {
@@ -194,7 +179,8 @@ std::vector<Case> all_cases() {
       for (const DType dtype : {DType::kF32, DType::kBF16}) cases.push_back({architecture, host, dtype});
   return cases;
 }
-INSTANTIATE_TEST_SUITE_P(Models, Passes, testing::ValuesIn(all_cases()), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Models, Passes, ::testing::ValuesIn(all_cases()),
+                         ::testing::PrintToStringParamName());
 
 // Central differences of the loss through the whole model. The loss is summed in double, but activations are
 // rounded to single precision, so the step is large and its error, of third order, small beside the

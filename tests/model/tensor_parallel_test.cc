@@ -79,23 +79,7 @@ Whole run_cut(const ModelConfig& config, int size, bool sequence, bool host, DTy
   return whole;
 }
 
-void expect_close(const RunResult& actual, const RunResult& expected, double tolerance) {
-  EXPECT_EQ(actual.valid_tokens, expected.valid_tokens);
-  EXPECT_NEAR(actual.loss_sum, expected.loss_sum, tolerance * std::abs(expected.loss_sum));
-  ASSERT_EQ(actual.gradients.size(), expected.gradients.size());
-  for (const auto& [name, gradient] : expected.gradients) {
-    double worst = 0, scale = 1e-30;
-    ASSERT_EQ(actual.gradients.at(name).size(), gradient.size()) << name;
-    for (size_t i = 0; i < gradient.size(); ++i) {
-      const double delta = std::abs(double{actual.gradients.at(name)[i]} - double{gradient[i]});
-      if (!(delta <= worst)) worst = delta;  // a NaN sticks
-      scale = std::max(scale, std::abs(double{gradient[i]}));
-    }
-    EXPECT_LT(worst / scale, tolerance) << name;
-  }
-}
-
-class TensorParallel : public testing::TestWithParam<Architecture> {};
+class TensorParallel : public ::testing::TestWithParam<Architecture> {};
 
 TEST_P(TensorParallel, LossesAndGradientsAreThoseOfTheWholeModel) {
   for (const bool tied : {false, true}) {
@@ -252,8 +236,8 @@ TEST_P(TensorParallel, EveryRankLaysOutAlikeAndHoldsEachElementOnce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Architectures, TensorParallel,
-                         testing::Values(Architecture::kLlama, Architecture::kQwen2, Architecture::kQwen3,
-                                         Architecture::kGpt2),
+                         ::testing::Values(Architecture::kLlama, Architecture::kQwen2, Architecture::kQwen3,
+                                           Architecture::kGpt2),
                          [](const auto& info) { return name_of(info.param); });
 
 TEST(TensorPart, PiecesOfAnyRangeAreItsRuns) {

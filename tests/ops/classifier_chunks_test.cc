@@ -6,7 +6,6 @@ namespace trainer {
 namespace {
 
 constexpr int64_t kTokens = 257, kHidden = 2, kVocabulary = 70001;
-constexpr int32_t kIgnored = -100;
 
 class ClassifierChunksTest : public OpTest {
  protected:

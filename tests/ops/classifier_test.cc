@@ -6,8 +6,6 @@
 namespace trainer {
 namespace {
 
-constexpr int32_t kIgnored = -100;
-
 class ClassifierTest : public OpTest {
  protected:
   Granted granted_for(int64_t tokens, int64_t hidden, int64_t vocabulary, int threads = 2) const {

@@ -97,7 +97,7 @@ TRAINER_OP_CASES(GemmTest);
 
 // oneDNN's products run, slowly, on processors without bf16 instructions too: what is tested here is the
 // cutting into blocks and the arguments, for the processors where this way is chosen.
-class NativeProductTest : public testing::Test {
+class NativeProductTest : public ::testing::Test {
  protected:
   // All three directions of a linear layer; the outputs are appended.
   static void run(int threads, const Shape& s, std::vector<Array>& outputs) {

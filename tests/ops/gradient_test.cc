@@ -11,7 +11,7 @@ namespace {
 
 constexpr DType kF32 = DType::kF32;
 
-class GradientTest : public testing::Test {
+class GradientTest : public ::testing::Test {
  protected:
   // The derivative of objective() along each element of `input` (fp32) must be that element of `gradient`.
   // Central differences at two distances, extrapolated: the error left is of fourth order.

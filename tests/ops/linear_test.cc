@@ -5,18 +5,18 @@ namespace {
 
 class LinearTest : public OpTest {};
 
-struct Shape {
+struct LinearShape {
   int64_t m, n, k;
 };
-constexpr Shape kShapes[] = {{1, 1, 1},     {1, 17, 3},   {3, 1, 65},  {17, 65, 3},
-                             {65, 17, 130}, {64, 48, 32}, {7, 129, 33}};
+constexpr LinearShape kLinearShapes[] = {{1, 1, 1},     {1, 17, 3},   {3, 1, 65},  {17, 65, 3},
+                                         {65, 17, 130}, {64, 48, 32}, {7, 129, 33}};
 
-WorkspaceShape bounds(const Shape& s) {
+WorkspaceShape bounds(const LinearShape& s) {
   return {.tokens = s.m, .widest_row = std::max(s.n, s.k), .hidden = std::max(s.n, s.k)};
 }
 
 TEST_P(LinearTest, ForwardWithAndWithoutBias) {
-  for (const Shape& s : kShapes) {
+  for (const LinearShape& s : kLinearShapes) {
     const Granted kernels = granted(bounds(s));
     const Array x(dtype(), s.m * s.k, 1), w(dtype(), s.n * s.k, 2), bias(dtype(), s.n, 3);
     for (const ConstRef b : {ConstRef{}, bias.ref()}) {
@@ -29,7 +29,7 @@ TEST_P(LinearTest, ForwardWithAndWithoutBias) {
 }
 
 TEST_P(LinearTest, BackwardInputWritesOrAccumulates) {
-  for (const Shape& s : kShapes) {
+  for (const LinearShape& s : kLinearShapes) {
     const Granted kernels = granted(bounds(s));
     const Array dy(dtype(), s.m * s.n, 1), w(dtype(), s.n * s.k, 2);
     for (const bool accumulate : {false, true}) {
@@ -42,7 +42,7 @@ TEST_P(LinearTest, BackwardInputWritesOrAccumulates) {
 }
 
 TEST_P(LinearTest, WrittenOutputMayHoldAnythingBefore) {
-  const Shape s{5, 19, 21};
+  const LinearShape s{5, 19, 21};
   const Granted kernels = granted(bounds(s));
   const Array x(dtype(), s.m * s.k, 1), w(dtype(), s.n * s.k, 2), dy(dtype(), s.m * s.n, 3);
   Array y = Array::filled(dtype(), s.m * s.n, NAN), dx = Array::filled(dtype(), s.m * s.k, NAN);
@@ -56,7 +56,7 @@ TEST_P(LinearTest, WrittenOutputMayHoldAnythingBefore) {
 }
 
 TEST_P(LinearTest, BackwardWeightAndBiasAdd) {
-  for (const Shape& s : kShapes) {
+  for (const LinearShape& s : kLinearShapes) {
     const Granted kernels = granted(bounds(s));
     const Array dy(dtype(), s.m * s.n, 1), x(dtype(), s.m * s.k, 2);
     Array expected(DType::kF32, s.n * s.k, 3), actual(expected);

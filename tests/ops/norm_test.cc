@@ -4,25 +4,25 @@ namespace trainer {
 namespace {
 
 // outer x inner rows of columns; `gap` elements lie between the outer rows.
-struct Shape {
+struct NormShape {
   int64_t outer, inner, columns, gap;
   int64_t rows() const { return outer * inner; }
   RowShape row_shape() const { return {outer, inner, columns, inner * columns + gap}; }
   int64_t size() const { return outer * (inner * columns + gap); }
 };
-constexpr Shape kShapes[] = {{1, 1, 1, 0},  {3, 1, 3, 0},   {17, 1, 65, 0},  {5, 1, 17, 7},
-                             {2, 3, 16, 5}, {70, 2, 8, 24}, {33, 1, 768, 0}, {129, 1, 130, 0}};
+constexpr NormShape kNormShapes[] = {{1, 1, 1, 0},  {3, 1, 3, 0},   {17, 1, 65, 0},  {5, 1, 17, 7},
+                                     {2, 3, 16, 5}, {70, 2, 8, 24}, {33, 1, 768, 0}, {129, 1, 130, 0}};
 
 class NormTest : public OpTest {
  protected:
-  Granted granted_for(const Shape& s) const {
+  Granted granted_for(const NormShape& s) const {
     return granted({.tokens = s.rows(), .widest_row = s.columns, .hidden = s.columns, .head_dim = s.columns});
   }
 };
 
 struct Forward {
   Array x, delta, weight, bias, sum, y, mean, reciprocal;
-  Forward(DType type, const Shape& s, const Shape& y_shape)
+  Forward(DType type, const NormShape& s, const NormShape& y_shape)
       : x(type, s.size(), 1, 3.0),
         delta(type, s.size(), 2),
         weight(type, s.columns, 3),
@@ -33,7 +33,7 @@ struct Forward {
         reciprocal(DType::kF32, s.rows(), 8) {
     for (int64_t i = 0; i < x.size(); ++i) x.set(i, x.at(i) + 1.5);
   }
-  NormForward arguments(NormKind kind, const Shape& s, const Shape& y_shape, bool with_delta,
+  NormForward arguments(NormKind kind, const NormShape& s, const NormShape& y_shape, bool with_delta,
                         bool with_bias) {
     return {.kind = kind,
             .x_shape = s.row_shape(),
@@ -51,10 +51,10 @@ struct Forward {
 };
 
 TEST_P(NormTest, Forward) {
-  for (const Shape& s : kShapes) {
+  for (const NormShape& s : kNormShapes) {
     for (const int variant : {0, 1, 2, 3, 4, 5, 6, 7}) {
       const NormKind kind = variant & 1 ? NormKind::kLayer : NormKind::kRms;
-      const Shape y_shape{s.outer, s.inner, s.columns, s.gap == 0 ? 3 : 0};
+      const NormShape y_shape{s.outer, s.inner, s.columns, s.gap == 0 ? 3 : 0};
       const Granted kernels = granted_for(s);
       Forward expected(dtype(), s, y_shape), actual(expected);
       reference_->norm_forward(expected.arguments(kind, s, y_shape, variant & 2, variant & 4));
@@ -70,7 +70,7 @@ TEST_P(NormTest, Forward) {
 
 // Recomputing a norm from the stored sum must give what the forward pass gave.
 TEST_P(NormTest, TheStoredSumGivesTheSameBits) {
-  const Shape s{9, 1, 49, 0};
+  const NormShape s{9, 1, 49, 0};
   const Granted kernels = granted_for(s);
   for (const NormKind kind : {NormKind::kRms, NormKind::kLayer}) {
     Forward first(dtype(), s, s);
@@ -86,7 +86,8 @@ TEST_P(NormTest, TheStoredSumGivesTheSameBits) {
 
 struct Backward {
   Array x, weight, dy, dresidual, dx, mean, reciprocal, dweight, dbias;
-  Backward(DType type, DType dy_type, const Shape& s, const Shape& dy_shape, const Shape& dx_shape)
+  Backward(DType type, DType dy_type, const NormShape& s, const NormShape& dy_shape,
+           const NormShape& dx_shape)
       : x(type, s.size(), 1, 2.0),
         weight(type, s.columns, 2),
         dy(dy_type, dy_shape.size(), 3),
@@ -96,8 +97,8 @@ struct Backward {
         reciprocal(DType::kF32, s.rows(), 7),
         dweight(DType::kF32, s.columns, 8),
         dbias(DType::kF32, s.columns, 9) {}
-  NormBackward arguments(NormKind kind, const Shape& s, const Shape& dy_shape, const Shape& dx_shape,
-                         bool residual, bool parameters) {
+  NormBackward arguments(NormKind kind, const NormShape& s, const NormShape& dy_shape,
+                         const NormShape& dx_shape, bool residual, bool parameters) {
     const bool layer = kind == NormKind::kLayer;
     return {.kind = kind,
             .x_shape = s.row_shape(),
@@ -116,11 +117,11 @@ struct Backward {
 };
 
 TEST_P(NormTest, Backward) {
-  for (const Shape& s : kShapes) {
+  for (const NormShape& s : kNormShapes) {
     for (const int variant : {0, 1, 2, 3, 4, 5, 6, 7}) {
       const NormKind kind = variant & 1 ? NormKind::kLayer : NormKind::kRms;
       const DType dy_type = variant & 4 ? DType::kF32 : dtype();
-      const Shape dy_shape{s.outer, s.inner, s.columns, 2}, dx_shape{s.outer, s.inner, s.columns, 1};
+      const NormShape dy_shape{s.outer, s.inner, s.columns, 2}, dx_shape{s.outer, s.inner, s.columns, 1};
       const Granted kernels = granted_for(s);
       Backward expected(dtype(), dy_type, s, dy_shape, dx_shape), actual(expected);
       const bool residual = variant & 2, parameters = variant != 3;
@@ -135,7 +136,7 @@ TEST_P(NormTest, Backward) {
 }
 
 TEST_P(NormTest, BackwardMayOverwriteDyOrDresidual) {
-  const Shape s{6, 2, 35, 4};
+  const NormShape s{6, 2, 35, 4};
   const Granted kernels = granted_for(s);
   for (const NormKind kind : {NormKind::kRms, NormKind::kLayer}) {
     Backward apart(dtype(), dtype(), s, s, s), over_dy(apart), over_residual(apart);

@@ -19,6 +19,8 @@
 
 namespace trainer {
 
+inline constexpr int32_t kIgnored = -100;  // as a label
+
 struct Backend {
   std::string name;
   std::function<std::unique_ptr<KernelSet>(int threads)> make;
@@ -47,7 +49,7 @@ inline std::vector<OpCase> op_cases() {
   return all;
 }
 
-inline std::string op_case_name(const testing::TestParamInfo<OpCase>& info) {
+inline std::string op_case_name(const ::testing::TestParamInfo<OpCase>& info) {
   return info.param.backend.name + "_" + name_of(info.param.dtype);
 }
 
@@ -110,7 +112,7 @@ class Granted {
   std::unique_ptr<std::byte, Free> memory_;
 };
 
-class OpTest : public testing::TestWithParam<OpCase> {
+class OpTest : public ::testing::TestWithParam<OpCase> {
  protected:
   DType dtype() const { return GetParam().dtype; }
   Granted granted(WorkspaceShape shape, int threads = 2) const {
@@ -123,6 +125,6 @@ class OpTest : public testing::TestWithParam<OpCase> {
 };
 
 #define TRAINER_OP_CASES(Suite) \
-  INSTANTIATE_TEST_SUITE_P(Host, Suite, testing::ValuesIn(op_cases()), op_case_name)
+  INSTANTIATE_TEST_SUITE_P(Host, Suite, ::testing::ValuesIn(op_cases()), op_case_name)
 
 }  // namespace trainer

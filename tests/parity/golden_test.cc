@@ -73,7 +73,7 @@ struct Case {
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.model << (c.host ? ", host" : ", reference"); }
 
-class GoldenParity : public testing::TestWithParam<Case> {};
+class GoldenParity : public ::testing::TestWithParam<Case> {};
 
 std::unique_ptr<KernelSet> kernels_of(const Case& c) {
   return c.host ? make_host_kernels(1) : make_reference_kernels();
@@ -130,7 +130,7 @@ std::vector<Case> all_cases() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, GoldenParity, testing::ValuesIn(all_cases()), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(Models, GoldenParity, ::testing::ValuesIn(all_cases()), [](const auto& info) {
   return info.param.model + (info.param.host ? "_host" : "_reference");
 });
 

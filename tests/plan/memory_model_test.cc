@@ -8,6 +8,7 @@
 #include "schedule/activation_policy.h"
 #include "schedule/passes.h"
 #include "schedule/problems.h"
+#include "support/thinning.h"
 
 namespace trainer {
 namespace {
@@ -19,6 +20,7 @@ struct Case {
 
 std::vector<Case> cases() {
   std::vector<Case> list;
+  testing::Thinning thinning;
   for (int stages : {1, 2, 4})
     for (int replicas : {1, 2})
       for (int micro_batches : {1, 3, 16})
@@ -27,6 +29,7 @@ std::vector<Case> cases() {
             for (auto policy :
                  {ActivationPolicy::kFullSave, ActivationPolicy::kSelective, ActivationPolicy::kCheckpoint})
               for (int passes : {0, 1}) {
+                if (thinning.skips()) continue;
                 Problem p = testing::small_problem(6, stages, replicas, micro_batches, true, element);
                 p.zero_stage = zero;
                 p.shard_gradients = zero >= 2;

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "schedule/problems.h"
+#include "support/thinning.h"
 
 namespace trainer {
 namespace {
@@ -56,6 +57,7 @@ Platform small_platform() {
 TEST(Planner, IsNearTheBestOfAllPlansSimulated) {
   const Platform platform = small_platform();
   for (int devices : {2, 4, 8}) {
+    if (testing::kThinned && devices > 2) continue;
     const PlanRequest request = small_request(devices);
     const PlanSearch search = search_plans(request, platform);
     ASSERT_FALSE(search.plans.empty());

@@ -11,15 +11,8 @@
 namespace trainer {
 namespace {
 
-constexpr int N = kRoundPipeDevices, M = kRoundPipeMicroBatches;
-
-std::vector<int> with_head(std::vector<int> backward) {
-  ++backward.front();
-  return backward;
-}
-
 PartitionProblem published_problem(size_t model) {
-  return partition_problem(roundpipe_published()[model].model, N, M);
+  return partition_problem(roundpipe_published()[model].model, kRoundPipeDevices, kRoundPipeMicroBatches);
 }
 
 TEST(StagePartition, EqualsThePublishedOnes) {
@@ -30,7 +23,7 @@ TEST(StagePartition, EqualsThePublishedOnes) {
       problem.objective = objective;
       const StagePartition found = partition_stages(problem);
       EXPECT_EQ(found.forward, p.forward) << p.name;
-      EXPECT_EQ(found.backward, with_head(p.backward)) << p.name;
+      EXPECT_EQ(found.backward, p.backward_with_head()) << p.name;
     }
 }
 
@@ -43,7 +36,7 @@ TEST(StagePartition, IsBetterThanTwoPublishedOnes) {
       PartitionProblem problem = published_problem(model);
       problem.objective = objective;
       const StagePartition found = partition_stages(problem);
-      const auto backward = with_head(p.backward);
+      const auto backward = p.backward_with_head();
       const double theirs = partition_objective(problem, static_cast<int>(p.forward.size() + backward.size()),
                                                 slowest_stage(problem, p.forward, backward));
       EXPECT_LT(found.objective, 0.97 * theirs) << p.name;

@@ -9,14 +9,6 @@
 namespace trainer {
 namespace {
 
-constexpr int N = kRoundPipeDevices, M = kRoundPipeMicroBatches;
-
-// The head counts as a layer of the fused stage.
-std::vector<int> with_head(std::vector<int> backward) {
-  ++backward.front();
-  return backward;
-}
-
 double percent(double share) { return 100 * share; }
 
 class RoundPipeOracle : public ::testing::TestWithParam<int> {
@@ -25,7 +17,9 @@ class RoundPipeOracle : public ::testing::TestWithParam<int> {
     return roundpipe_published()[static_cast<size_t>(GetParam())];
   }
   double bubble(PipelineSchedule schedule, const std::vector<int>& stages) const {
-    return percent(time_pipeline(published().model, schedule, stages, N, M).bubble());
+    return percent(
+        time_pipeline(published().model, schedule, stages, kRoundPipeDevices, kRoundPipeMicroBatches)
+            .bubble());
   }
 };
 
@@ -47,7 +41,8 @@ TEST_P(RoundPipeOracle, RoundRobin) {
   const RoundPipePublished& p = published();
   RoundRobinTiming timing;
   timing.fused_forward_waits = false;
-  const ScheduleTimes t = time_round_robin(p.model, p.forward, with_head(p.backward), N, M, timing);
+  const ScheduleTimes t = time_round_robin(p.model, p.forward, p.backward_with_head(), kRoundPipeDevices,
+                                           kRoundPipeMicroBatches, timing);
   EXPECT_NEAR(t.makespan, p.makespan, 0.00051);
   EXPECT_NEAR(percent(t.bubble()), p.sync, 0.0051);
   EXPECT_NEAR(percent(t.inner_bubble()), p.async, 0.0051);
@@ -85,8 +80,12 @@ double round_robin_makespan(const TimedModel& m, const std::vector<int>& forward
 
 TEST(TimedPipeline, RoundRobinEqualsARecurrence) {
   for (const RoundPipePublished& p : roundpipe_published())
-    EXPECT_NEAR(time_round_robin(p.model, p.forward, with_head(p.backward), N, M).makespan,
-                round_robin_makespan(p.model, p.forward, with_head(p.backward), N, M), 1e-6)
+    EXPECT_NEAR(time_round_robin(p.model, p.forward, p.backward_with_head(), kRoundPipeDevices,
+                                 kRoundPipeMicroBatches)
+                    .makespan,
+                round_robin_makespan(p.model, p.forward, p.backward_with_head(), kRoundPipeDevices,
+                                     kRoundPipeMicroBatches),
+                1e-6)
         << p.name;
   const TimedModel model{7, 2, 3, 1, 4, 0.5};
   for (int devices : {1, 2, 3})
@@ -95,7 +94,7 @@ TEST(TimedPipeline, RoundRobinEqualsARecurrence) {
         << devices;
 }
 
-// (P - 1) / (M + P - 1) where all stages and directions take the same and hops nothing.
+// (P - 1) / (kRoundPipeMicroBatches + P - 1) where all stages and directions take the same and hops nothing.
 TEST(TimedPipeline, IdealBubbles) {
   const TimedModel model{8, 1, 0, 0, 0, 0};  // a backward is one recomputation
   for (PipelineSchedule schedule : {PipelineSchedule::kOneFOneB, PipelineSchedule::kGpipe}) {
@@ -105,7 +104,8 @@ TEST(TimedPipeline, IdealBubbles) {
   }
   for (PipelineSchedule schedule : {PipelineSchedule::kInterleaved1F1B, PipelineSchedule::kLoopedBfs})
     EXPECT_NEAR(time_pipeline(model, schedule, {1, 1, 1, 1, 1, 1, 1, 1}, 4, 8).bubble(), 3.0 / 19, 1e-12);
-  // Round-robin: N (N - 1) / (M S + N (N - 1)).
+  // Round-robin: kRoundPipeDevices (kRoundPipeDevices - 1) / (kRoundPipeMicroBatches S + kRoundPipeDevices
+  // (kRoundPipeDevices - 1)).
   const ScheduleTimes t = time_round_robin({6, 1, 1, 1, 1, 0}, {2, 2, 2}, {1, 1, 1, 1, 1, 1, 1}, 4, 8);
   EXPECT_NEAR(t.makespan, (8 * 10 + 4 * 3) * 2.0 / 4, 1e-9);
 }
@@ -113,13 +113,16 @@ TEST(TimedPipeline, IdealBubbles) {
 // With updates a step behind, a step costs less than alone, but more than its work.
 TEST(TimedPipeline, DelayedUpdatesOverlapSteps) {
   const RoundPipePublished& p = roundpipe_published()[0];
-  const auto backward = with_head(p.backward);
-  const ScheduleTimes alone = time_round_robin(p.model, p.forward, backward, N, M);
-  const double delayed = steady_step_seconds(p.model, p.forward, backward, N, M, true);
-  const double prompt = steady_step_seconds(p.model, p.forward, backward, N, M, false);
+  const auto backward = p.backward_with_head();
+  const ScheduleTimes alone =
+      time_round_robin(p.model, p.forward, backward, kRoundPipeDevices, kRoundPipeMicroBatches);
+  const double delayed =
+      steady_step_seconds(p.model, p.forward, backward, kRoundPipeDevices, kRoundPipeMicroBatches, true);
+  const double prompt =
+      steady_step_seconds(p.model, p.forward, backward, kRoundPipeDevices, kRoundPipeMicroBatches, false);
   EXPECT_LT(delayed, 0.95 * prompt);
   EXPECT_LE(prompt, alone.makespan + 1e-9);
-  EXPECT_GE(delayed, alone.busy / N);
+  EXPECT_GE(delayed, alone.busy / kRoundPipeDevices);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "schedule/problems.h"
 #include "schedule/shards.h"
 #include "schedule/tagged_arenas.h"
+#include "support/thinning.h"
 
 namespace trainer {
 namespace {
@@ -30,6 +31,7 @@ std::string describe(const Problem& p) {
 }
 
 void for_each_plan(const std::function<void(const Problem&)>& body) {
+  testing::Thinning thinning;
   for (int stages : {1, 2, 4})
     for (int replicas : {1, 2, 4})
       for (int zero = 0; zero <= 3; ++zero)
@@ -39,6 +41,7 @@ void for_each_plan(const std::function<void(const Problem&)>& body) {
               for (const auto& passes : kLists) {
                 if (shards && (zero < 2 || replicas == 1)) continue;
                 if (zero > 0 && replicas == 1) continue;
+                if (thinning.skips()) continue;
                 Problem p = small_problem(4, stages, replicas, 5, tied, zero % 2 ? 2 : 4);
                 p.kept = choose_kept(p, ActivationPolicy::kCheckpoint, false, 0);
                 p.recovery_buffers = 2;

@@ -333,4 +333,21 @@ class ModelRunner {
   GuardedBuffer temporary_, workspace_;
 };
 
+// Gradients relative to the largest element of each tensor.
+inline void expect_close(const RunResult& actual, const RunResult& expected, double tolerance) {
+  EXPECT_EQ(actual.valid_tokens, expected.valid_tokens);
+  EXPECT_NEAR(actual.loss_sum, expected.loss_sum, tolerance * std::abs(expected.loss_sum));
+  ASSERT_EQ(actual.gradients.size(), expected.gradients.size());
+  for (const auto& [name, gradient] : expected.gradients) {
+    double worst = 0, scale = 1e-30;
+    ASSERT_EQ(actual.gradients.at(name).size(), gradient.size()) << name;
+    for (size_t i = 0; i < gradient.size(); ++i) {
+      const double delta = std::abs(double{actual.gradients.at(name)[i]} - double{gradient[i]});
+      if (!(delta <= worst)) worst = delta;  // a NaN sticks
+      scale = std::max(scale, std::abs(double{gradient[i]}));
+    }
+    EXPECT_LT(worst / scale, tolerance) << name;
+  }
+}
+
 }  // namespace trainer
