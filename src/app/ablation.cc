@@ -64,6 +64,10 @@ constexpr double ExposedTime::*kCauses[] = {&ExposedTime::bubble,    &ExposedTim
                                             &ExposedTime::grad_sync, &ExposedTime::update,
                                             &ExposedTime::prefetch,  &ExposedTime::recovery};
 
+constexpr double StepParts::*kReplayParts[] = {&StepParts::step_seconds,  &StepParts::main_path,
+                                               &StepParts::communication, &StepParts::update,
+                                               &StepParts::prefetch,      &StepParts::recovery};
+
 // The median of each figure by itself.
 RoundFigures medians(const std::vector<RoundFigures>& all) {
   const auto of = [&](auto&& figure) {
@@ -75,11 +79,12 @@ RoundFigures medians(const std::vector<RoundFigures>& all) {
   RoundFigures m;
   m.step_seconds = of([](const RoundFigures& f) { return f.step_seconds; });
   m.tail_seconds = of([](const RoundFigures& f) { return f.tail_seconds; });
-  m.main_path_seconds = of([](const RoundFigures& f) { return f.main_path_seconds; });
   m.simulated_seconds = of([](const RoundFigures& f) { return f.simulated_seconds; });
+  for (const auto part : kReplayParts)
+    m.replay.*part = of([&](const RoundFigures& f) { return f.replay.*part; });
+  m.replayed_seconds = of([](const RoundFigures& f) { return f.replayed_seconds; });
   for (const auto cause : kCauses) {
     m.exposed.*cause = of([&](const RoundFigures& f) { return f.exposed.*cause; });
-    m.exposed_mean.*cause = of([&](const RoundFigures& f) { return f.exposed_mean.*cause; });
   }
   return m;
 }
@@ -134,9 +139,7 @@ std::vector<RankStep> rank_steps(const Timeline& timeline, int64_t first, int co
   return steps;
 }
 
-RoundFigures round_figures(
-    const std::vector<std::vector<RankStep>>& ranks, int first_stage_ranks, double simulated_seconds,
-    const std::function<double(const std::vector<WaitLedger::StepAccount>&)>& main_path_seconds) {
+RoundFigures round_figures(const std::vector<std::vector<RankStep>>& ranks, int first_stage_ranks) {
   const auto begin = [&](size_t step) {
     double earliest = INFINITY;
     for (const auto& rank : ranks) earliest = std::min(earliest, rank[step].first_forward);
@@ -146,23 +149,28 @@ RoundFigures round_figures(
   for (size_t s = 0; s + 1 < ranks.front().size(); ++s) {
     RoundFigures step;
     step.step_seconds = begin(s + 1) - begin(s);
-    std::vector<WaitLedger::StepAccount> accounts;
     for (const auto& rank : ranks) {
-      accounts.push_back(rank[s].account);
       for (const auto cause : kCauses) {
         const double seconds = rank[s].account.exposed.*cause;
         step.exposed.*cause = std::max(step.exposed.*cause, seconds);
-        step.exposed_mean.*cause += seconds / static_cast<double>(ranks.size());
       }
     }
     for (size_t r = 0; r < static_cast<size_t>(first_stage_ranks); ++r)
       step.tail_seconds =
           std::max(step.tail_seconds, ranks[r][s + 1].first_forward - ranks[r][s].last_backward);
-    step.main_path_seconds = main_path_seconds(accounts);
-    step.simulated_seconds = simulated_seconds;
     steps.push_back(step);
   }
-  return medians(steps);
+  RoundFigures round = medians(steps);
+  round.simulated_seconds = std::nan("");
+  for (const auto part : kReplayParts) round.replay.*part = std::nan("");
+  const auto end = [&](size_t step) {
+    double latest = 0;
+    for (const auto& rank : ranks) latest = std::max(latest, rank[step].last_backward);
+    return latest;
+  };
+  const size_t last = ranks.front().size() - 1;
+  round.replayed_seconds = (end(last) - end(0)) / static_cast<double>(last);
+  return round;
 }
 
 RoundFigures AblationResult::median() const { return medians(rounds); }

@@ -1,7 +1,6 @@
 // What `trainer ablate` compares: the variants of a config, and what their measurements come to.
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -10,6 +9,7 @@
 #include "app/config.h"
 #include "runtime/waiting.h"
 #include "schedule/timeline.h"
+#include "sim/step_analysis.h"
 
 namespace trainer {
 
@@ -48,16 +48,16 @@ struct RoundFigures {
   // From the last backward to the next step's first forward, on the first stage, where no bubble lies between
   // them; of its slowest rank.
   double tail_seconds = 0;
-  double main_path_seconds = 0;       // T_1F1B; NaN: not known
-  double simulated_seconds = 0;       // a step by simulation, tasks as long as measured; NaN: not known
-  ExposedTime exposed, exposed_mean;  // cause by cause: of the rank that waited longest; over the ranks
+  double simulated_seconds = 0;  // a step by simulation, tasks as long as their medians; NaN: not known
+  // T_1F1B and what each cause adds to it, by simulation of the measured steps, each task as long as it was
+  // in each of them; their mean. NaN: not known.
+  StepParts replay;
+  double replayed_seconds = 0;  // what these steps took: to be compared with replay.step_seconds
+  ExposedTime exposed;          // cause by cause, of the rank that waited longest
 };
 
-// `ranks`: of every rank, the measured steps and the one after them. `main_path_seconds`: T_1F1B of a step,
-// from the accounts of all ranks.
-RoundFigures round_figures(
-    const std::vector<std::vector<RankStep>>& ranks, int first_stage_ranks, double simulated_seconds,
-    const std::function<double(const std::vector<WaitLedger::StepAccount>&)>& main_path_seconds);
+// `ranks`: of every rank, the measured steps and the one after them. What simulation gives is NaN.
+RoundFigures round_figures(const std::vector<std::vector<RankStep>>& ranks, int first_stage_ranks);
 
 // What was measured of a variant. Bytes are those of the rank with most.
 struct AblationResult {

@@ -75,14 +75,19 @@ std::string legend() {
   return svg;
 }
 
+// What each cause adds to the step, as far as it is known.
 std::vector<Part> step_parts(const RoundFigures& m) {
-  const ExposedTime& e = m.exposed_mean;
-  const double exposed = e.grad_sync + e.update + e.prefetch + e.recovery;
-  return {{"work", std::max(0.0, m.step_seconds - exposed)},
-          {"comm", e.grad_sync},
-          {"update", e.update},
-          {"prefetch", e.prefetch},
-          {"recover", e.recovery}};
+  std::vector<Part> parts = {{"work", m.step_seconds}};
+  for (const auto& [color, seconds] : {std::pair{"comm", m.replay.communication},
+                                       {"update", m.replay.update},
+                                       {"prefetch", m.replay.prefetch},
+                                       {"recover", m.replay.recovery}})
+    if (seconds > 0) {
+      parts.push_back({color, seconds});
+      parts.front().value -= seconds;
+    }
+  parts.front().value = std::max(0.0, parts.front().value);
+  return parts;
 }
 
 }  // namespace

@@ -18,6 +18,19 @@ Json exposed_json(const ExposedTime& e) {
 // JSON has no NaN.
 Json number(double value) { return std::isfinite(value) ? Json(value) : Json(); }
 
+// `step_seconds` is T_1F1B and the exposed parts together, `measured_seconds` what the same steps took.
+Json replay_json(const RoundFigures& f) {
+  const StepParts& r = f.replay;
+  return {{"main_path_seconds", number(r.main_path)},
+          {"exposed",
+           {{"comm", number(r.communication)},
+            {"update", number(r.update)},
+            {"prefetch", number(r.prefetch)},
+            {"recover", number(r.recovery)}}},
+          {"step_seconds", number(r.step_seconds)},
+          {"measured_seconds", number(f.replayed_seconds)}};
+}
+
 Json json_of(const AblationResult& r, const AblationResult& full) {
   Json one = {{"name", r.variant.name},  {"step_seconds", nullptr},      {"exposed", nullptr},
               {"tail_seconds", nullptr}, {"peak_memory_bytes", nullptr}, {"predicted_memory_bytes", nullptr},
@@ -36,9 +49,8 @@ Json json_of(const AblationResult& r, const AblationResult& full) {
   one["step_seconds"] = median.step_seconds;
   one["exposed"] = exposed_json(median.exposed);
   one["tail_seconds"] = median.tail_seconds;
-  one["main_path_seconds"] = number(median.main_path_seconds);
+  one["replay"] = replay_json(median);
   one["simulated_step_seconds"] = number(median.simulated_seconds);
-  one["exposed_mean"] = exposed_json(median.exposed_mean);
   one["bubble_seconds"] = median.exposed.bubble;
   one["boundary_seconds"] = median.exposed.boundary;
   one["peak_memory_bytes"] = r.peak_memory;
@@ -53,6 +65,7 @@ Json json_of(const AblationResult& r, const AblationResult& full) {
   for (const RoundFigures& f : r.rounds)
     one["rounds"].push_back({{"step_seconds", f.step_seconds},
                              {"simulated_step_seconds", number(f.simulated_seconds)},
+                             {"replay", replay_json(f)},
                              {"exposed", exposed_json(f.exposed)},
                              {"tail_seconds", f.tail_seconds}});
   return one;

@@ -146,7 +146,7 @@ Json plan_json(const PlanSearch& search, const PlanRequest& request, const Platf
                              {"memory_bytes", memory_json(plan.memory)},
                              {"memory_stage", plan.memory.stage},
                              {"memory_by_class", classes_json(plan.memory)},
-                             {"step_seconds", plan.parts.step},
+                             {"step_seconds", plan.parts.step_seconds},
                              {"parts", parts_json(plan.parts)},
                              {"bubble_ratio", plan.bubble_ratio},
                              {"estimated_seconds", plan.estimated_seconds},
@@ -187,7 +187,7 @@ std::string plan_text(const PlanSearch& search, const PlanRequest& request) {
           ++rank, c.stages, c.replicas, c.tensor_ranks,
           fmt::format("{}{}", c.zero_stage, c.shard_gradients ? "s" : ""), c.micro_batch_size,
           c.micro_batches, name_of(c.activation), passes_text(c), gib(p.memory.tiers[0]),
-          gib(p.memory.tiers[1]), gib(p.memory.tiers[2]), gib(p.memory.total()), p.memory.stage, p.parts.step,
+          gib(p.memory.tiers[1]), gib(p.memory.tiers[2]), gib(p.memory.total()), p.memory.stage, p.parts.step_seconds,
           p.parts.main_path, p.parts.communication, p.parts.update, p.parts.prefetch, p.parts.recovery,
           tokens_text(p.tokens_per_second));
     }

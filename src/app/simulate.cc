@@ -55,7 +55,7 @@ Json to_json(const SimulatedStep& s, const Platform& platform) {
   return {{"platform", platform.name},
           {"devices", s.devices},
           {"step_seconds", s.step.step_seconds},
-          {"parts", parts_json(parts_of(s.step))},
+          {"parts", parts_json(s.step)},
           {"tail_seconds", s.step.tail},
           {"bubble_ratio", s.step.bubble_ratio},
           {"tokens_per_second", s.tokens_per_second},

@@ -260,7 +260,7 @@ class RatrainStudy {
       return;
     }
     const Plan& best = search.plans.front();
-    add(table, fmt::format("{}: {}", name, describe(best.choice)), {}, best.parts.step, StudyError::kRelative,
+    add(table, fmt::format("{}: {}", name, describe(best.choice)), {}, best.parts.step_seconds, StudyError::kRelative,
         "s");
     std::map<std::string, int> lost;
     for (const Rejection& r : search.rejected)

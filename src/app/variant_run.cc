@@ -74,11 +74,17 @@ std::vector<std::vector<RankStep>> gather_steps(const std::vector<RankStep>& min
   return ranks;
 }
 
-// A step of the program of all ranks on virtual time, its tasks as long as the traced ones.
-double simulated_seconds(const Problem& problem, const Timeline& measured) {
-  if (problem.world_size() > kRanksSimulated) return std::nan("");
-  const MeasuredProgram program = measured_program(problem, measured);
-  return steady_step_seconds(program.graph, program.costs);
+// Steps of the program of all ranks on virtual time, tasks as long as the traced ones: `steps` from training
+// step `first` on.
+void simulate_round(Problem problem, const Timeline& measured, int first, int steps, RoundFigures& round) {
+  if (problem.world_size() > kRanksSimulated) return;
+  problem.ranks.clear();
+  const StepGraph graph = build_step_graph(problem);
+  const CostTable costs = replayed_costs(graph, problem, measured, first, steps);
+  round.replay = mean_step_parts(graph, costs, steps);
+  CostTable medians = costs;
+  medians.seconds_in_step.clear();
+  round.simulated_seconds = steady_step_seconds(graph, medians);
 }
 
 void record_losses(TrainingRank& rank, int steps, AblationResult& result) {
@@ -157,10 +163,9 @@ std::string run_variant(const TrainingData& data, Communicator& world, const Var
   if (world.size() <= kRanksSimulated) whole = gather_timeline(world, timeline);
   if (world.rank() == 0) {
     const Problem& problem = rank->problem();
-    const MainPathReplay replay(problem);
-    result.rounds.push_back(round_figures(ranks, problem.replicas * problem.tensor_ranks,
-                                          simulated_seconds(problem, whole),
-                                          [&](const auto& accounts) { return replay.seconds(accounts); }));
+    RoundFigures& round =
+        result.rounds.emplace_back(round_figures(ranks, problem.replicas * problem.tensor_ranks));
+    simulate_round(problem, whole, steps.warm_up + 1, steps.measured + 1, round);
   }
   return rank->describe_plan();
 }

@@ -38,10 +38,6 @@ struct StageSeconds {
 
 }  // namespace
 
-StepParts parts_of(const StepAnalysis& step) {
-  return {step.step_seconds, step.main_path, step.communication, step.update, step.prefetch, step.recovery};
-}
-
 LayerSeconds layer_seconds(const PlanRequest& request, const PlanModel& model, int tensor_ranks,
                            ActivationPolicy activation, const Platform& platform) {
   PlanChoice one;
@@ -166,7 +162,7 @@ StepParts estimate_step(const PlanRequest& request, const PlanModel& model, cons
     parts.update = state.update;
     parts.prefetch = state.prefetch;
   }
-  parts.step = parts.main_path + parts.communication + parts.update + parts.prefetch + parts.recovery;
+  parts.step_seconds = parts.main_path + parts.communication + parts.update + parts.prefetch + parts.recovery;
   return parts;
 }
 

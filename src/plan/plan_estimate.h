@@ -9,14 +9,6 @@
 
 namespace trainer {
 
-// Seconds. `step` is the sum of the others.
-struct StepParts {
-  double step = 0;
-  double main_path = 0, communication = 0, update = 0, prefetch = 0, recovery = 0;
-};
-
-StepParts parts_of(const StepAnalysis& step);
-
 // Of one micro-batch on one device, by layer; taken from the cost model of a program of one stage. Of a
 // layer cut over a tensor-parallel group, with what it waits for its peers.
 struct LayerSeconds {

@@ -300,9 +300,9 @@ class Search {
     tasks_ += static_cast<int64_t>(prediction.graph.tasks.size());
     const StepAnalysis& step = prediction.step;
     plan.choice = candidate.choice;
-    plan.parts = parts_of(step);
+    plan.parts = step;
     plan.bubble_ratio = step.bubble_ratio;
-    plan.estimated_seconds = candidate.estimate.step;
+    plan.estimated_seconds = candidate.estimate.step_seconds;
     plan.tokens_per_second =
         static_cast<double>(request_.global_batch_size * request_.sequence_length) / step.step_seconds;
     result_.plans.push_back(std::move(plan));
@@ -317,7 +317,7 @@ class Search {
 
   void simulate_best() {
     std::stable_sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
-      return a.estimate.step < b.estimate.step;
+      return a.estimate.step_seconds < b.estimate.step_seconds;
     });
     std::map<std::tuple<int, int, int64_t>, int> alike;
     std::set<std::tuple<int, int, int64_t, int, ActivationPolicy>> simulated;
@@ -351,19 +351,21 @@ class Search {
   void rank(const std::vector<const Candidate*>& left) {
     auto& plans = result_.plans;
     if (plans.empty()) return;
-    std::stable_sort(plans.begin(), plans.end(),
-                     [](const Plan& a, const Plan& b) { return a.parts.step < b.parts.step; });
+    std::stable_sort(plans.begin(), plans.end(), [](const Plan& a, const Plan& b) {
+      return a.parts.step_seconds < b.parts.step_seconds;
+    });
     const Plan& best = plans.front();
     const auto slower = [&](const PlanChoice& choice, const StepParts& parts, bool simulated) {
       Rejection r;
       r.choice = choice;
-      r.seconds = parts.step;
+      r.seconds = parts.step_seconds;
       r.simulated = simulated;
       const auto [part, excess] = costliest_part(parts, best.parts);
       r.part = part;
-      r.reason = fmt::format("{} a step{}, against {}; its {} costs {} more", format_seconds(parts.step),
-                             simulated ? "" : " by the closed form", format_seconds(best.parts.step), part,
-                             format_seconds(std::max(excess, 0.0)));
+      r.reason =
+          fmt::format("{} a step{}, against {}; its {} costs {} more", format_seconds(parts.step_seconds),
+                      simulated ? "" : " by the closed form", format_seconds(best.parts.step_seconds), part,
+                      format_seconds(std::max(excess, 0.0)));
       result_.rejected.push_back(std::move(r));
     };
     for (size_t i = 1; i < plans.size(); ++i) slower(plans[i].choice, plans[i].parts, true);
@@ -446,7 +448,7 @@ Plan cost_plan(const PlanRequest& request, const Platform& platform, const PlanC
   plan.choice = choice;
   plan.memory = fullest_stage(problem);
   const StepAnalysis step = predict_step(problem, platform).step;
-  plan.parts = parts_of(step);
+  plan.parts = step;
   plan.bubble_ratio = step.bubble_ratio;
   plan.tokens_per_second =
       static_cast<double>(request.global_batch_size * request.sequence_length) / step.step_seconds;

@@ -13,6 +13,12 @@ namespace trainer {
 // too. Ranks of a collective meet. `problem`: that `graph` was built from.
 CostTable measured_costs(const StepGraph& graph, const Problem& problem, const Timeline& timeline);
 
+// The same for `count` steps from training step `first` on as they were, each task of a step as long as it
+// took then: a collective from when its last rank came. A task that the timeline lacks costs what it does
+// above.
+CostTable replayed_costs(const StepGraph& graph, const Problem& problem, const Timeline& timeline, int first,
+                         int count);
+
 struct MeasuredProgram {
   StepGraph graph;
   CostTable costs;

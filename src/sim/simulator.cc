@@ -71,6 +71,10 @@ class Simulator {
   void check_costs() {
     const size_t tasks = graph_.tasks.size();
     require(costs_.seconds.size() == tasks, "{} costs for {} tasks", costs_.seconds.size(), tasks);
+    for (const auto& seconds : costs_.seconds_in_step)
+      require(seconds.size() == tasks &&
+                  std::all_of(seconds.begin(), seconds.end(), [](double s) { return s >= 0; }),
+              "a step's {} costs are not those of {} tasks, or below 0", seconds.size(), tasks);
     require(
         costs_.bytes.size() == costs_.rate.size() && (costs_.bytes.empty() || costs_.bytes.size() == tasks),
         "{} amounts of bytes and {} rates for {} tasks", costs_.bytes.size(), costs_.rate.size(), tasks);
@@ -200,6 +204,12 @@ class Simulator {
     });
   }
 
+  double seconds_of(TaskId task, int step) const {
+    const auto in = static_cast<size_t>(step);
+    const auto& all = in < costs_.seconds_in_step.size() ? costs_.seconds_in_step[in] : costs_.seconds;
+    return all[static_cast<size_t>(task)];
+  }
+
   // Of a run: the task's costs, and those of the task it has absorbed.
   struct Cost {
     double seconds, bytes, rate;
@@ -207,10 +217,11 @@ class Simulator {
   Cost cost_of(Instance instance) const {
     const auto task = static_cast<size_t>(instance.task);
     const bool moves = !costs_.bytes.empty();
-    Cost cost{costs_.seconds[task], moves ? costs_.bytes[task] : 0, moves ? costs_.rate[task] : 0};
+    Cost cost{seconds_of(instance.task, instance.step), moves ? costs_.bytes[task] : 0,
+              moves ? costs_.rate[task] : 0};
     if (instance.absorbed == kNone) return cost;
     const auto other = static_cast<size_t>(instance.absorbed);
-    cost.seconds += costs_.seconds[other];
+    cost.seconds += seconds_of(instance.absorbed, instance.step);
     if (const double bytes = moves ? costs_.bytes[other] : 0; bytes > 0) {
       const double alone = bytes / costs_.rate[other] + (cost.bytes > 0 ? cost.bytes / cost.rate : 0);
       cost.bytes += bytes;

@@ -21,6 +21,8 @@ struct CostTable {
   std::vector<int> meeting;
   std::vector<int> link_group;     // [lanes]; empty: as the graph's lanes say. kNone: alone
   std::vector<double> group_rate;  // [link groups] bytes per second that a group's lanes share
+  // [steps][tasks] Seconds in single steps, from step 0, where steps differ; later ones take `seconds`.
+  std::vector<std::vector<double>> seconds_in_step = {};
 };
 
 // Of one instance; a task it has absorbed has no run of its own.

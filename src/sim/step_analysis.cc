@@ -15,15 +15,16 @@ const Task& task_of(const StepGraph& graph, const TaskRun& run) {
   return graph.tasks[static_cast<size_t>(run.instance.task)];
 }
 
-// From the end of the main path of the step before to that of the second last step.
-double step_seconds(const StepGraph& graph, const Simulation& simulation, int steps) {
+// The mean of steps `first` to `last`, each from the end of the main path of the step before to that of its
+// own.
+double step_seconds(const StepGraph& graph, const Simulation& simulation, int steps, int first, int last) {
   std::vector<double> ends(static_cast<size_t>(steps));
   for (const TaskRun& run : simulation.runs)
     if (is_main_path(task_of(graph, run).kind)) {
       double& end = ends[static_cast<size_t>(run.instance.step)];
       end = std::max(end, run.end);
     }
-  return ends[static_cast<size_t>(steps) - 2] - ends[static_cast<size_t>(steps) - 3];
+  return (ends[static_cast<size_t>(last)] - ends[static_cast<size_t>(first) - 1]) / (last - first + 1);
 }
 
 double tail_seconds(const StepGraph& graph, const Simulation& simulation, int step) {
@@ -55,9 +56,32 @@ bool make_free(const StepGraph& graph, CostTable& costs, std::initializer_list<T
       changed = true;
     };
     clear(costs.seconds);
+    for (auto& seconds : costs.seconds_in_step) clear(seconds);
     clear(costs.bytes);
   }
   return changed;
+}
+
+// Of the mean of steps `first` to `last`; `simulation`: with all costs.
+StepParts parts(const StepGraph& graph, const CostTable& costs, int steps, int first, int last,
+                const Simulation& simulation) {
+  StepParts result;
+  result.step_seconds = step_seconds(graph, simulation, steps, first, last);
+  CostTable left = costs;
+  double before = result.step_seconds;
+  const auto part = [&](std::initializer_list<TaskKind> kinds) {
+    if (!make_free(graph, left, kinds)) return 0.0;
+    const double without = step_seconds(graph, simulate(graph, left, steps), steps, first, last);
+    const double exposed = before - without;
+    before = without;
+    return exposed;
+  };
+  result.recovery = part({TaskKind::kRecover, TaskKind::kOffload, TaskKind::kReload});
+  result.prefetch = part({TaskKind::kPrefetchWeights});
+  result.update = part({TaskKind::kUpdateShard, TaskKind::kGradNorm});
+  result.communication = part({TaskKind::kGradSync, TaskKind::kNormSync, TaskKind::kGradFold});
+  result.main_path = before;
+  return result;
 }
 
 }  // namespace
@@ -66,8 +90,8 @@ StepAnalysis analyse_step(const StepGraph& graph, const CostTable& costs, int st
   require(steps >= 3, "a steady state shows from the third step on, not in {}", steps);
   const Simulation simulation = simulate(graph, costs, steps);
   StepAnalysis result;
-  result.step_seconds = step_seconds(graph, simulation, steps);
   const int step = steps - 2;
+  static_cast<StepParts&>(result) = parts(graph, costs, steps, step, step, simulation);
   result.tail = tail_seconds(graph, simulation, step);
   result.busy_seconds.assign(graph.lanes.size(), 0);
   for (const TaskRun& run : simulation.runs)
@@ -83,25 +107,17 @@ StepAnalysis analyse_step(const StepGraph& graph, const CostTable& costs, int st
   if (result.step_seconds > 0 && compute_lanes > 0)
     result.bubble_ratio = 1 - busy / (compute_lanes * result.step_seconds);
 
-  CostTable left = costs;
-  double before = result.step_seconds;
-  const auto part = [&](std::initializer_list<TaskKind> kinds) {
-    if (!make_free(graph, left, kinds)) return 0.0;
-    const double without = steady_step_seconds(graph, left, steps), exposed = before - without;
-    before = without;
-    return exposed;
-  };
-  result.recovery = part({TaskKind::kRecover, TaskKind::kOffload, TaskKind::kReload});
-  result.prefetch = part({TaskKind::kPrefetchWeights});
-  result.update = part({TaskKind::kUpdateShard, TaskKind::kGradNorm});
-  result.communication = part({TaskKind::kGradSync, TaskKind::kNormSync, TaskKind::kGradFold});
-  result.main_path = before;
   return result;
+}
+
+StepParts mean_step_parts(const StepGraph& graph, const CostTable& costs, int steps) {
+  require(steps >= 2, "of {} steps none is left without the first", steps);
+  return parts(graph, costs, steps, 1, steps - 1, simulate(graph, costs, steps));
 }
 
 double steady_step_seconds(const StepGraph& graph, const CostTable& costs, int steps) {
   require(steps >= 3, "a steady state shows from the third step on, not in {}", steps);
-  return step_seconds(graph, simulate(graph, costs, steps), steps);
+  return step_seconds(graph, simulate(graph, costs, steps), steps, steps - 2, steps - 2);
 }
 
 Timeline to_timeline(const StepGraph& graph, const Simulation& simulation, int first_step) {

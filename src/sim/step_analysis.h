@@ -8,8 +8,8 @@
 
 namespace trainer {
 
-// A step in the steady state. step_seconds = main_path + communication + update + prefetch + recovery.
-struct StepAnalysis {
+// step_seconds = main_path + communication + update + prefetch + recovery.
+struct StepParts {
   double step_seconds = 0;
   // T_1F1B: the step when only Forward, Backward, Send and Receive take time. All others take none, but still
   // come after what they depend on and meet their peers.
@@ -19,6 +19,10 @@ struct StepAnalysis {
   double update = 0;         // UpdateShard, GradNorm
   double prefetch = 0;       // PrefetchW
   double recovery = 0;       // Recover, Offload, Reload
+};
+
+// A step in the steady state.
+struct StepAnalysis : StepParts {
   // From the last Backward of the step on a rank to its first Forward of the next, the longest over the
   // ranks.
   double tail = 0;
@@ -33,6 +37,8 @@ inline constexpr int kStepsToSteadyState = 4;
 
 // `steps`: at least 3. Simulates up to five times; kinds that the graph lacks or that cost nothing are free.
 StepAnalysis analyse_step(const StepGraph& graph, const CostTable& costs, int steps = kStepsToSteadyState);
+// Parts of the mean step of `steps` without the first, which only sets the scene.
+StepParts mean_step_parts(const StepGraph& graph, const CostTable& costs, int steps);
 // The step time alone, of one simulation.
 double steady_step_seconds(const StepGraph& graph, const CostTable& costs, int steps = kStepsToSteadyState);
 

@@ -158,7 +158,6 @@ RankStep rank_step(double begin, double end, double update = 0, double recovery 
   RankStep s{begin, end, {}};
   s.account.exposed.update = update;
   s.account.exposed.recovery = recovery;
-  s.account.main_path = end - begin;
   return s;
 }
 
@@ -169,21 +168,14 @@ TEST(RoundFigures, AreMediansOverStepsAndOfTheSlowestRank) {
       {rank_step(0.5, 9, 0.3), rank_step(10, 17), rank_step(20, 29, 0.1), rank_step(41, 49)},
       {rank_step(3, 6, 0, 2), rank_step(13, 16, 0, 1), rank_step(24, 27), rank_step(43, 46)},
       {rank_step(3, 6), rank_step(13, 16), rank_step(24, 27), rank_step(43, 46)}};
-  const auto longest = [](const std::vector<WaitLedger::StepAccount>& accounts) {
-    EXPECT_EQ(accounts.size(), 4u);
-    double seconds = 0;
-    for (const auto& a : accounts) seconds = std::max(seconds, a.main_path);
-    return seconds;
-  };
-  const RoundFigures f = round_figures(ranks, 2, 0.25, longest);
-  EXPECT_EQ(f.simulated_seconds, 0.25);
-  EXPECT_DOUBLE_EQ(f.step_seconds, 10);        // of 10, 10, 20
-  EXPECT_DOUBLE_EQ(f.tail_seconds, 3);         // of max(2, 1), max(3, 3), max(11, 12)
-  EXPECT_DOUBLE_EQ(f.main_path_seconds, 8.5);  // of 8.5, 8, 9
-  EXPECT_DOUBLE_EQ(f.exposed.update, 0.3);     // of 0.3, 0, 0.5
-  EXPECT_DOUBLE_EQ(f.exposed.recovery, 1);     // of 2, 1, 0
-  EXPECT_DOUBLE_EQ(f.exposed_mean.update, 0.1);
-  EXPECT_DOUBLE_EQ(f.exposed_mean.recovery, 0.25);
+  const RoundFigures f = round_figures(ranks, 2);
+  EXPECT_TRUE(std::isnan(f.simulated_seconds));
+  EXPECT_TRUE(std::isnan(f.replay.main_path));
+  EXPECT_DOUBLE_EQ(f.replayed_seconds, (49 - 9) / 3.0);  // last backwards of any rank
+  EXPECT_DOUBLE_EQ(f.step_seconds, 10);                  // of 10, 10, 20
+  EXPECT_DOUBLE_EQ(f.tail_seconds, 3);                   // of max(2, 1), max(3, 3), max(11, 12)
+  EXPECT_DOUBLE_EQ(f.exposed.update, 0.3);               // of 0.3, 0, 0.5
+  EXPECT_DOUBLE_EQ(f.exposed.recovery, 1);               // of 2, 1, 0
 }
 
 AblationResult result(const AblationVariant& variant, double step_seconds) {
@@ -199,7 +191,9 @@ AblationResult result(const AblationVariant& variant, double step_seconds) {
   RoundFigures f;
   f.step_seconds = step_seconds;
   f.tail_seconds = step_seconds / 8;
-  f.main_path_seconds = std::nan("");
+  f.replay = {4, 1.5, 1, 0.75, 0.5, 0.25};
+  f.replayed_seconds = 4.0625;
+  f.simulated_seconds = std::nan("");
   f.exposed = {
       .bubble = 0.5, .boundary = 0.25, .grad_sync = 0.01, .update = 0.02, .prefetch = 0.03, .recovery = 0.04};
   for (const double factor : {3.0, 1.0, 2.0}) {
@@ -267,7 +261,10 @@ TEST(AblationReport, JsonHasWhatScriptsRead) {
   EXPECT_EQ(full["exposed"].dump(), R"({"comm":0.01,"update":0.02,"prefetch":0.03,"recover":0.04})");
   EXPECT_EQ(full["losses"].dump(), "[4.5,4.25]");
   EXPECT_EQ(full["peak_memory_bytes"], 3 << 20);
-  EXPECT_TRUE(full["main_path_seconds"].is_null());
+  EXPECT_TRUE(full["simulated_step_seconds"].is_null());
+  EXPECT_EQ(full["replay"].dump(),
+            R"({"exposed":{"comm":1.0,"prefetch":0.5,"recover":0.25,"update":0.75},)"
+            R"("main_path_seconds":1.5,"measured_seconds":4.0625,"step_seconds":4.0})");
   EXPECT_EQ(full["bits_equal_to_full"], true);
   EXPECT_EQ(list[6]["out_of_memory"], true);
   EXPECT_EQ(list[6]["predicted_memory_bytes"], 3 << 20);

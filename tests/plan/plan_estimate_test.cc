@@ -51,7 +51,7 @@ TEST(PlanEstimate, CountsTheGathersOfZero3) {
     choice.stage_layers = even_stage_layers(8, stages);
     const auto estimated_and_simulated = [&] {
       const LayerSeconds seconds = layer_seconds(request, model, 1, choice.activation, platform);
-      return std::pair{estimate_step(request, model, choice, seconds, platform).step,
+      return std::pair{estimate_step(request, model, choice, seconds, platform).step_seconds,
                        predict_step(problem_of(request, model, choice), platform).step.step_seconds};
     };
     choice.activation = ActivationPolicy::kFullSave;

@@ -64,11 +64,11 @@ TEST(Planner, IsNearTheBestOfAllPlansSimulated) {
     PlanEffort all;
     all.plans = 100'000;
     all.tasks = int64_t{1} << 40;
-    double best = search.plans.front().parts.step;
+    double best = search.plans.front().parts.step_seconds;
     for (const Rejection& r : search.rejected)
       if (r.kind == RejectionKind::kSlower)
-        best = std::min(best, cost_plan(request, platform, r.choice).parts.step);
-    EXPECT_LE(search.plans.front().parts.step, 1.03 * best) << devices;
+        best = std::min(best, cost_plan(request, platform, r.choice).parts.step_seconds);
+    EXPECT_LE(search.plans.front().parts.step_seconds, 1.03 * best) << devices;
   }
 }
 
@@ -80,14 +80,14 @@ TEST(Planner, EveryPlanFitsAndPartsAddUp) {
   for (const Plan& plan : search.plans) {
     EXPECT_LE(plan.memory.total(), request.memory_budget);
     const StepParts& p = plan.parts;
-    EXPECT_NEAR(p.main_path + p.communication + p.update + p.prefetch + p.recovery, p.step, 1e-9 * p.step);
-    EXPECT_NEAR(plan.tokens_per_second, 80 / p.step, 1e-9 * plan.tokens_per_second);
+    EXPECT_NEAR(p.main_path + p.communication + p.update + p.prefetch + p.recovery, p.step_seconds, 1e-9 * p.step_seconds);
+    EXPECT_NEAR(plan.tokens_per_second, 80 / p.step_seconds, 1e-9 * plan.tokens_per_second);
     const Plan again = cost_plan(request, small_platform(), plan.choice);
-    EXPECT_DOUBLE_EQ(again.parts.step, p.step);
+    EXPECT_DOUBLE_EQ(again.parts.step_seconds, p.step_seconds);
     EXPECT_EQ(again.memory.total(), plan.memory.total());
   }
   EXPECT_TRUE(std::is_sorted(search.plans.begin(), search.plans.end(),
-                             [](const Plan& a, const Plan& b) { return a.parts.step < b.parts.step; }));
+                             [](const Plan& a, const Plan& b) { return a.parts.step_seconds < b.parts.step_seconds; }));
   const auto rejected = [&](RejectionKind kind) {
     return std::count_if(search.rejected.begin(), search.rejected.end(),
                          [&](const Rejection& r) { return r.kind == kind; });

@@ -54,5 +54,55 @@ TEST(MeasuredCosts, TheMedianCountsAndWhatOnlyWaitsDoesNot) {
   }
 }
 
+// Steps of which no two are alike, among them one whose collectives start late on one rank: the replay takes
+// as long as they did, and its parts add up.
+TEST(MeasuredCosts, AReplayTakesAsLongAsTheSteps) {
+  Problem problem = testing::small_problem(4, 2, 2, 4);
+  problem.kept = choose_kept(problem, ActivationPolicy::kCheckpoint, true, 0);
+  problem.passes = pass_names();
+  const StepGraph graph = build_step_graph(problem);
+  constexpr int kSteps = 4;
+  CostTable costs;
+  costs.meeting = measured_costs(graph, problem, {}).meeting;
+  for (int step = 0; step < kSteps; ++step) {
+    auto& seconds = costs.seconds_in_step.emplace_back();
+    for (size_t id = 0; id < graph.tasks.size(); ++id) {
+      const TaskKind kind = graph.tasks[id].kind;
+      const double draw = 1 + static_cast<double>((id * 7 + static_cast<size_t>(step) * 5) % 11) / 10;
+      seconds.push_back(kind == TaskKind::kReceive ? 0 : draw);
+    }
+  }
+  costs.seconds = costs.seconds_in_step.front();
+  const Simulation simulation = simulate(graph, costs, kSteps);
+  Timeline timeline = to_timeline(graph, simulation);
+  // Where tasks are run a Receive is posted before its Send begins, and an absorbed recovery has an event of
+  // its own.
+  for (TimelineEvent& e : timeline.events)
+    if (e.kind == name_of(TaskKind::kReceive)) e.begin = 0;
+  for (size_t i = 0; i < simulation.runs.size(); ++i) {
+    const Instance& instance = simulation.runs[i].instance;
+    if (instance.absorbed == kNone) continue;
+    TimelineEvent recovery = timeline.events[i];
+    recovery.name = graph.describe(instance.absorbed);
+    recovery.kind = name_of(TaskKind::kRecover);
+    timeline.events[i].begin +=
+        costs.seconds_in_step[static_cast<size_t>(instance.step)][static_cast<size_t>(instance.absorbed)];
+    recovery.end = timeline.events[i].begin;
+    timeline.events.push_back(recovery);
+  }
+  const CostTable replayed = replayed_costs(graph, problem, timeline, 1, kSteps);
+  const StepParts expected = mean_step_parts(graph, costs, kSteps),
+                  got = mean_step_parts(graph, replayed, kSteps);
+  EXPECT_NEAR(got.step_seconds, expected.step_seconds, 1e-9);
+  EXPECT_NEAR(got.main_path + got.communication + got.update + got.prefetch + got.recovery, got.step_seconds,
+              1e-9);
+  EXPECT_GT(got.communication, 0);
+  EXPECT_GT(got.recovery, 0);
+  // One table for all steps would not do.
+  CostTable equal = replayed;
+  equal.seconds_in_step.clear();
+  EXPECT_GT(std::abs(mean_step_parts(graph, equal, kSteps).step_seconds - expected.step_seconds), 0.01);
+}
+
 }  // namespace
 }  // namespace trainer
