@@ -6,8 +6,8 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/half.h"
 #include "base/json.h"
-#include "checkpoint/half.h"
 #include "ops/bf16.h"
 
 namespace trainer {

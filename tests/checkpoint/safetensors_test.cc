@@ -8,8 +8,8 @@
 #include <limits>
 #include <numeric>
 
+#include "base/half.h"
 #include "base/json.h"
-#include "checkpoint/half.h"
 #include "checkpoint/test_folder.h"
 
 namespace trainer {
