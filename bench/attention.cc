@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "app/command.h"
 #include "app/options.h"
 #include "base/error.h"
 #include "base/json.h"
@@ -78,11 +79,7 @@ void print_table(const Json& rows, double error) {
   fmt::print("in cycles; RATrain reports ratios from 1.24 to 1.54\n");
 }
 
-int run(const std::vector<std::string>& words) {
-  if (!words.empty() && (words[0] == "--help" || words[0] == "-h")) {
-    std::fputs(kUsage, stdout);
-    return 0;
-  }
+void run(const std::vector<std::string>& words) {
   const Options options(words, {"--backend", "--sequence", "--head-dim"}, {"--json"});
   if (const std::string backend = options.find("--backend").value_or("dsp"); backend != "dsp")
     input_error("option '--backend': '{}' is not counted here; choose dsp", backend);
@@ -97,20 +94,13 @@ int run(const std::vector<std::string>& words) {
     fmt::print("{}\n", rows.dump(2));
   else
     print_table(rows, error);
-  return 0;
 }
 
 }  // namespace
 }  // namespace trainer
 
 int main(int argc, char** argv) {
-  try {
-    return trainer::run({argv + 1, argv + argc});
-  } catch (const trainer::Error& error) {
-    std::fprintf(stderr, "attention: error: %s\n", error.what());
-    return error.exit_code();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "attention: error: %s\n", error.what());
-    return 1;
-  }
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  return trainer::run_command({"attention", trainer::kUsage, false, true}, words,
+                              [&] { trainer::run(words); });
 }

@@ -1,6 +1,7 @@
 // Matrix products on the simulated DSP cluster: counted cycles beside the published figures.
 #include <cstdio>
 
+#include "app/command.h"
 #include "app/options.h"
 #include "base/error.h"
 #include "base/json.h"
@@ -99,11 +100,7 @@ void print_table(const Json& rows, double error) {
   }
 }
 
-int run(const std::vector<std::string>& words) {
-  if (!words.empty() && (words[0] == "--help" || words[0] == "-h")) {
-    std::fputs(kUsage, stdout);
-    return 0;
-  }
+void run(const std::vector<std::string>& words) {
   const Options options(words, {"--backend", "--m", "--k", "--n"}, {"--json"});
   if (const std::string backend = options.find("--backend").value_or("dsp"); backend != "dsp")
     input_error("option '--backend': '{}' is not counted here; choose dsp", backend);
@@ -116,20 +113,12 @@ int run(const std::vector<std::string>& words) {
     fmt::print("{}\n", rows.dump(2));
   else
     print_table(rows, error);
-  return 0;
 }
 
 }  // namespace
 }  // namespace trainer
 
 int main(int argc, char** argv) {
-  try {
-    return trainer::run({argv + 1, argv + argc});
-  } catch (const trainer::Error& error) {
-    std::fprintf(stderr, "gemm: error: %s\n", error.what());
-    return error.exit_code();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "gemm: error: %s\n", error.what());
-    return 1;
-  }
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  return trainer::run_command({"gemm", trainer::kUsage, false, true}, words, [&] { trainer::run(words); });
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "app/command.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "base/statistics.h"
@@ -115,36 +116,25 @@ Json measure(const Arguments& a) {
   return result;
 }
 
-int run(const std::vector<std::string>& words) {
-  if (!words.empty() && (words[0] == "--help" || words[0] == "-h")) {
-    std::fputs(kUsage, stdout);
-    return 0;
-  }
+void run(const std::vector<std::string>& words) {
   const Arguments arguments = parse(words);
   const Json r = measure(arguments);
   if (arguments.json) {
     fmt::print("{}\n", r.dump(2));
-    return 0;
+    return;
   }
   fmt::print("{} stages x {} replicas, {} layers, {} micro-batches: {} tasks a step, built in {:.3f} s\n",
              arguments.stages, arguments.replicas, arguments.blocks, arguments.micro_batches,
              r["tasks_per_step"].get<int64_t>(), r["build_seconds"].get<double>());
   fmt::print("{} steps in {:.4f} s: {:.2f} M tasks/s\n", arguments.steps, r["seconds"].get<double>(),
              r["tasks_per_second"].get<double>() / 1e6);
-  return 0;
 }
 
 }  // namespace
 }  // namespace trainer
 
 int main(int argc, char** argv) {
-  try {
-    return trainer::run({argv + 1, argv + argc});
-  } catch (const trainer::Error& error) {
-    std::fprintf(stderr, "simulate: error: %s\n", error.what());
-    return error.exit_code();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "simulate: error: %s\n", error.what());
-    return 1;
-  }
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  return trainer::run_command({"simulate", trainer::kUsage, false, true}, words,
+                              [&] { trainer::run(words); });
 }

@@ -10,6 +10,7 @@
 #include <map>
 #include <thread>
 
+#include "app/command.h"
 #include "app/options.h"
 #include "app/training_rank.h"
 #include "base/error.h"
@@ -448,18 +449,13 @@ void print(const Json& r) {
              100 * p["ratio_to_single_rank_without_bubble"].get<double>());
 }
 
-int run(std::span<const std::string> words) {
-  if (words.empty() || words[0] == "--help" || words[0] == "-h") {
-    std::fputs(kUsage, words.empty() ? stderr : stdout);
-    return words.empty() ? 2 : 0;
-  }
+void run(std::span<const std::string> words) {
   const Arguments arguments = parse(words);
   const Json result = measure(arguments);
   if (arguments.json)
     fmt::print("{}\n", result.dump(2));
   else
     print(result);
-  return 0;
 }
 
 }  // namespace
@@ -467,13 +463,6 @@ int run(std::span<const std::string> words) {
 
 int main(int argc, char** argv) {
   const std::vector<std::string> words(argv + 1, argv + argc);
-  try {
-    return trainer::run(words);
-  } catch (const trainer::Error& error) {
-    std::fprintf(stderr, "train_step: error: %s\n", error.what());
-    return error.exit_code();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "train_step: error: %s\n", error.what());
-    return 1;
-  }
+  return trainer::run_command({"train_step", trainer::kUsage, true, true}, words,
+                              [&] { trainer::run(words); });
 }

@@ -1,4 +1,4 @@
-// What every subcommand does with --help and with errors.
+// What every subcommand and benchmark program does with --help and with errors.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +14,10 @@
 namespace trainer {
 
 struct Command {
-  const char* name;   // the word after "trainer"
+  const char* name;   // the word after "trainer", or of the program itself
   const char* usage;  // ends with a newline
   bool needs_arguments = true;
+  bool is_program = false;  // not a subcommand of trainer
 };
 
 // The exit code when the command is over before it began: 0 when usage was asked for (it goes to standard
@@ -33,7 +34,7 @@ inline std::optional<int> answer_usage(const Command& command, std::span<const s
 }
 
 inline void print_error(const Command& command, const char* what) {
-  std::fprintf(stderr, "trainer %s: error: %s\n", command.name, what);
+  std::fprintf(stderr, "%s%s: error: %s\n", command.is_program ? "" : "trainer ", command.name, what);
 }
 
 // Runs `body`, a command of one process. Returns the exit code: 0, that of an Error, or 1 for any other

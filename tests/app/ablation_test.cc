@@ -263,8 +263,8 @@ TEST(AblationReport, JsonHasWhatScriptsRead) {
   EXPECT_EQ(full["peak_memory_bytes"], 3 << 20);
   EXPECT_TRUE(full["simulated_step_seconds"].is_null());
   EXPECT_EQ(full["replay"].dump(),
-            R"({"exposed":{"comm":1.0,"prefetch":0.5,"recover":0.25,"update":0.75},)"
-            R"("main_path_seconds":1.5,"measured_seconds":4.0625,"step_seconds":4.0})");
+            R"({"main_path_seconds":1.5,"exposed":{"comm":1.0,"update":0.75,"prefetch":0.5,"recover":0.25},)"
+            R"("step_seconds":4.0,"measured_seconds":4.0625})");
   EXPECT_EQ(full["bits_equal_to_full"], true);
   EXPECT_EQ(list[6]["out_of_memory"], true);
   EXPECT_EQ(list[6]["predicted_memory_bytes"], 3 << 20);
