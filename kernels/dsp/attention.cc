@@ -6,24 +6,6 @@
 #include "dsp/attention_program.h"
 
 namespace trainer::dsp {
-namespace {
-
-void write_values(std::span<const float> values, const Block& to) {
-  require(std::ssize(values) == to.rows * to.columns, "operand of another shape");
-  for (int64_t row = 0; row < to.rows; ++row)
-    for (int64_t column = 0; column < to.columns; ++column)
-      to.set(row, column, values[static_cast<size_t>(row * to.columns + column)]);
-}
-
-std::vector<float> read_values(const Block& from) {
-  std::vector<float> values;
-  for (int64_t row = 0; row < from.rows; ++row)
-    for (int64_t column = 0; column < from.columns; ++column) values.push_back(from.get(row, column));
-  return values;
-}
-
-}  // namespace
-
 AttentionProgram::AttentionProgram(const Machine& machine, const AttentionProblem& problem,
                                    const AttentionTile& tile, Staging staging, bool with_values)
     : machine_(machine), problem_(problem), tile_(tile), staging_(staging), cluster_(machine, with_values) {

@@ -39,8 +39,8 @@ class GemmProgram {
   }
 
   void put(const GemmOperands& operands) {
-    put(operands.a, a_);
-    put(operands.b, b_);
+    write_values(operands.a, a_);
+    write_values(operands.b, b_);
   }
 
   void run() {
@@ -65,9 +65,7 @@ class GemmProgram {
 
   GemmResult result() {
     GemmResult result{.count = cluster_.timeline().count(), .c = {}};
-    if (!cluster_.with_values()) return result;
-    for (int64_t row = 0; row < problem_.m; ++row)
-      for (int64_t column = 0; column < problem_.n; ++column) result.c.push_back(c_.get(row, column));
+    if (cluster_.with_values()) result.c = read_values(c_);
     return result;
   }
 
@@ -106,13 +104,6 @@ class GemmProgram {
       for (int64_t k = panel; k < k_end; k += tile_.depth)
         steps_.push_back({row, panel, k, column, resident, k_end - panel, std::min(tile_.depth, k_end - k),
                           std::min(tile_.columns, columns_end - column)});
-  }
-
-  void put(std::span<const float> values, const Block& to) {
-    require(std::ssize(values) == to.rows * to.columns, "operand of another shape");
-    for (int64_t row = 0; row < to.rows; ++row)
-      for (int64_t column = 0; column < to.columns; ++column)
-        to.set(row, column, values[static_cast<size_t>(row * to.columns + column)]);
   }
 
   void move_panel(const GemmStep& step) {

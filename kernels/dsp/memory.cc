@@ -37,6 +37,20 @@ void Block::fill(float value) const {
     for (int64_t column = 0; column < columns; ++column) set(row, column, value);
 }
 
+void write_values(std::span<const float> values, const Block& to) {
+  require(std::ssize(values) == to.rows * to.columns, "operand of another shape");
+  for (int64_t row = 0; row < to.rows; ++row)
+    for (int64_t column = 0; column < to.columns; ++column)
+      to.set(row, column, values[static_cast<size_t>(row * to.columns + column)]);
+}
+
+std::vector<float> read_values(const Block& from) {
+  std::vector<float> values;
+  for (int64_t row = 0; row < from.rows; ++row)
+    for (int64_t column = 0; column < from.columns; ++column) values.push_back(from.get(row, column));
+  return values;
+}
+
 void move(const Machine& machine, const Block& from, const Block& to) {
   require(from.rows == to.rows && from.columns == to.columns, "DMA between blocks of different shapes");
   check_aligned(machine, from);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -60,6 +61,10 @@ inline float Block::get(int64_t row, int64_t column) const {
 inline void Block::set(int64_t row, int64_t column, float value) const {
   memory->half(offset + (row * stride + column) * kHalfBytes) = float_to_half(value);
 }
+
+// Row-major; the first rounds to fp16. Not DMA: how operands come into DDR and results out of it.
+void write_values(std::span<const float> values, const Block& to);
+std::vector<float> read_values(const Block& from);
 
 // What one DMA does to the values: `to` becomes `from`, which has as many rows and columns. Throws InputError
 // where an address, a row or a distance of rows is no multiple of the machine's alignment; it names the
