@@ -76,15 +76,12 @@ std::vector<std::vector<RankStep>> gather_steps(const std::vector<RankStep>& min
 
 // Steps of the program of all ranks on virtual time, tasks as long as the traced ones: `steps` from training
 // step `first` on.
-void simulate_round(Problem problem, const Timeline& measured, int first, int steps, RoundFigures& round) {
+void simulate_round(const Problem& problem, const Timeline& measured, int first, int steps,
+                    RoundFigures& round) {
   if (problem.world_size() > kRanksSimulated) return;
-  problem.ranks.clear();
-  const StepGraph graph = build_step_graph(problem);
-  const CostTable costs = replayed_costs(graph, problem, measured, first, steps);
-  round.replay = mean_step_parts(graph, costs, steps);
-  CostTable medians = costs;
-  medians.seconds_in_step.clear();
-  round.simulated_seconds = steady_step_seconds(graph, medians);
+  const auto [graph, costs] = measured_program(problem, measured);
+  round.simulated_seconds = steady_step_seconds(graph, costs);
+  round.replay = mean_step_parts(graph, replayed_costs(graph, costs, measured, first, steps), steps);
 }
 
 void record_losses(TrainingRank& rank, int steps, AblationResult& result) {

@@ -188,10 +188,8 @@ class Run {
     if (attribution_) attribution_->ran(instance, started, ended);
     if (!options_.traced_steps.count(absolute(instance))) return;
     const Task& t = task(instance.task);
-    const Lane& lane = graph_.lanes[static_cast<size_t>(t.lane)];
-    std::string track = name_of(lane.kind);
-    if (lane.device > 0) track += fmt::format(" {}", lane.device);
-    timeline_.events.push_back({graph_.describe(instance.task), name_of(t.kind), std::move(track), t.at.rank,
+    timeline_.events.push_back({graph_.describe(instance.task), name_of(t.kind),
+                                track_of(graph_.lanes[static_cast<size_t>(t.lane)]), t.at.rank,
                                 static_cast<int32_t>(absolute(instance)), t.at.layer_begin, t.at.micro_batch,
                                 started, ended});
   }

@@ -138,6 +138,12 @@ uint64_t StepGraph::hash() const {
   return h.value();
 }
 
+std::string track_of(const Lane& lane) {
+  std::string track = name_of(lane.kind);
+  if (lane.device > 0) track += fmt::format(" {}", lane.device);
+  return track;
+}
+
 std::string StepGraph::describe(TaskId id) const {
   const Task& t = tasks[static_cast<size_t>(id)];
   std::string text = name_of(t.kind);

@@ -127,6 +127,8 @@ bool is_main_path(TaskKind kind);
 const char* name_of(TaskKind kind);
 const char* name_of(LaneKind kind);
 const char* name_of(Tier tier);
+// In timelines: "compute", or "compute 1" of the rank's device 1.
+std::string track_of(const Lane& lane);
 
 // Immutable once built. `sequence` is the order in which the program's tasks would run on one thread; edges
 // follow from it and from buffer uses.

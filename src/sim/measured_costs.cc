@@ -17,12 +17,6 @@ namespace {
 // The kind, and the lane where a kind runs on several.
 using Key = std::tuple<std::string, std::string, int, int>;  // kind, lane, rank (-1: any), layer
 
-std::string track_of(const Lane& lane) {
-  std::string track = name_of(lane.kind);
-  if (lane.device > 0) track += fmt::format(" {}", lane.device);
-  return track;
-}
-
 bool mostly_waits(const std::string& kind, const std::string& lane) {
   return kind == name_of(TaskKind::kSend) || lane == name_of(LaneKind::kCollective);
 }
@@ -88,9 +82,8 @@ std::vector<std::vector<Interval>> intervals(const StepGraph& graph, const Timel
 
 }  // namespace
 
-CostTable replayed_costs(const StepGraph& graph, const Problem& problem, const Timeline& timeline, int first,
+CostTable replayed_costs(const StepGraph& graph, CostTable costs, const Timeline& timeline, int first,
                          int count) {
-  CostTable costs = measured_costs(graph, problem, timeline);
   costs.seconds_in_step.assign(static_cast<size_t>(count), costs.seconds);
   std::vector<TaskId> before(graph.tasks.size(), kNone);  // on the lane
   for (const Lane& lane : graph.lanes)

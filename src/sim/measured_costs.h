@@ -13,17 +13,18 @@ namespace trainer {
 // too. Ranks of a collective meet. `problem`: that `graph` was built from.
 CostTable measured_costs(const StepGraph& graph, const Problem& problem, const Timeline& timeline);
 
-// The same for `count` steps from training step `first` on as they were, each task of a step as long as it
-// took then: a collective from when its last rank came. A task that the timeline lacks costs what it does
-// above.
-CostTable replayed_costs(const StepGraph& graph, const Problem& problem, const Timeline& timeline, int first,
-                         int count);
-
 struct MeasuredProgram {
   StepGraph graph;
   CostTable costs;
 };
 // The program of all ranks, the ones that `problem` names or not, with these costs.
 MeasuredProgram measured_program(Problem problem, const Timeline& timeline);
+
+// `costs`, which measured_costs gave for `graph`, with `count` steps from training step `first` on as they
+// were, each task of a step as long as it took then: a collective from when its last rank came, a Send from
+// when it could begin and its Receive was posted until that was done. A task that the timeline lacks costs
+// what it does in `costs`.
+CostTable replayed_costs(const StepGraph& graph, CostTable costs, const Timeline& timeline, int first,
+                         int count);
 
 }  // namespace trainer

@@ -124,12 +124,10 @@ Timeline to_timeline(const StepGraph& graph, const Simulation& simulation, int f
   Timeline timeline;
   for (const TaskRun& run : simulation.runs) {
     const Task& task = task_of(graph, run);
-    const Lane& lane = graph.lanes[static_cast<size_t>(task.lane)];
-    std::string track = name_of(lane.kind);
-    if (lane.device > 0) track += fmt::format(" {}", lane.device);
-    timeline.events.push_back({graph.describe(run.instance.task), name_of(task.kind), std::move(track),
-                               task.at.rank, run.instance.step + first_step, task.at.layer_begin,
-                               task.at.micro_batch, run.begin, run.end});
+    timeline.events.push_back({graph.describe(run.instance.task), name_of(task.kind),
+                               track_of(graph.lanes[static_cast<size_t>(task.lane)]), task.at.rank,
+                               run.instance.step + first_step, task.at.layer_begin, task.at.micro_batch,
+                               run.begin, run.end});
   }
   std::map<int, std::map<double, TierBytes>> changes;  // by rank and time
   for (const auto& [key, use] : memory_over_time(graph, simulation)) {

@@ -90,7 +90,8 @@ TEST(MeasuredCosts, AReplayTakesAsLongAsTheSteps) {
     recovery.end = timeline.events[i].begin;
     timeline.events.push_back(recovery);
   }
-  const CostTable replayed = replayed_costs(graph, problem, timeline, 1, kSteps);
+  const CostTable replayed =
+      replayed_costs(graph, measured_costs(graph, problem, timeline), timeline, 1, kSteps);
   const StepParts expected = mean_step_parts(graph, costs, kSteps),
                   got = mean_step_parts(graph, replayed, kSteps);
   EXPECT_NEAR(got.step_seconds, expected.step_seconds, 1e-9);
