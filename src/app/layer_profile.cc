@@ -1,8 +1,11 @@
 #include "app/layer_profile.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <map>
 
+#include "app/account_bytes.h"
 #include "app/training_rank.h"
 #include "base/error.h"
 #include "base/statistics.h"
@@ -14,7 +17,20 @@ namespace {
 
 constexpr int kMicroBatches = 3;  // the first, and two that add to its gradients
 
-// Adds what one program recorded.
+// Without what a rank did when another had already come to its end: it then had the machine more to itself than in
+// training. All began together.
+void keep_common(std::vector<TimelineEvent>& events, Communicator& world) {
+  double begin = INFINITY, end = 0;
+  for (const TimelineEvent& e : events) {
+    begin = std::min(begin, e.begin);
+    end = std::max(end, e.end);
+  }
+  double shortest = begin - end;
+  max_over_ranks(world, std::span(&shortest, 1));
+  std::erase_if(events, [&](const TimelineEvent& e) { return e.end - begin > -shortest; });
+}
+
+// What one program recorded.
 void record(const Config& config, const ModelConfig& model, Communicator& world, int steps,
             std::vector<TimelineEvent>& events, std::vector<LayerCatalogue>& layers) {
   const auto alone = make_in_process_group(1);
@@ -27,57 +43,106 @@ void record(const Config& config, const ModelConfig& model, Communicator& world,
   rank.initialize_random();
   world.barrier();
   rank.run(1, 1 + steps, nullptr);
-  for (TimelineEvent& event : rank.take_timeline().events) events.push_back(std::move(event));
+  events = rank.take_timeline().events;
+  keep_common(events, world);
   layers = rank.problem().layers;
 }
 
-struct Samples {
-  std::vector<double> forward, first_forward, backward, first_backward, recover, update, refresh, norm;
-};
+using Seconds = double MeasuredLayer::*;
 
-double median_or_none(const std::vector<double>& values) { return values.empty() ? -1 : median(values); }
+// Which of a layer's times a task's length is; null: none of them.
+Seconds time_of(const TimelineEvent& e) {
+  const bool first = e.micro_batch == 0;
+  if (e.layer < 0) return nullptr;
+  if (e.kind == "Forward")
+    return first ? &MeasuredLayer::first_forward_seconds : &MeasuredLayer::forward_seconds;
+  if (e.kind == "Backward")
+    return first ? &MeasuredLayer::first_backward_seconds : &MeasuredLayer::backward_seconds;
+  if (e.kind == "Recover") return &MeasuredLayer::recover_seconds;
+  if (e.kind == "UpdateShard") return &MeasuredLayer::update_seconds;
+  if (e.kind == "PrefetchW") return &MeasuredLayer::refresh_seconds;
+  if (e.kind == "GradNorm") return &MeasuredLayer::norm_seconds;
+  return nullptr;
+}
+
+constexpr Seconds kTimes[] = {&MeasuredLayer::forward_seconds,  &MeasuredLayer::first_forward_seconds,
+                              &MeasuredLayer::backward_seconds, &MeasuredLayer::first_backward_seconds,
+                              &MeasuredLayer::recover_seconds,  &MeasuredLayer::update_seconds,
+                              &MeasuredLayer::refresh_seconds,  &MeasuredLayer::norm_seconds};
+
+// The compute lane's, in the order of their begins.
+void keep_compute(std::vector<TimelineEvent>& events) {
+  std::erase_if(events, [](const TimelineEvent& e) { return e.lane != "compute"; });
+  std::sort(events.begin(), events.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.step, a.begin) < std::tie(b.step, b.begin);
+  });
+}
+
+// What all ranks had at the same time. Three digits are enough.
+Pace gather_pace(Communicator& world, const std::vector<double>& mine) {
+  Pace pace;
+  pace.piece_seconds = kPieceSeconds;
+  std::string bytes;
+  put_bytes(bytes, mine);
+  size_t least = mine.size();
+  for (std::string_view rest : all_gather_bytes(world, bytes)) {
+    std::vector<double>& pieces = pace.ranks.emplace_back();
+    take_bytes(rest, pieces);
+    for (double& piece : pieces) piece = std::round(1e3 * piece) / 1e3;
+    least = std::min(least, pieces.size());
+  }
+  for (auto& pieces : pace.ranks) pieces.resize(least);
+  if (least == 0) pace.ranks.clear();
+  return pace;
+}
 
 }  // namespace
 
 LayerProfile summarise_layers(const std::vector<LayerCatalogue>& layers, int64_t element_bytes,
                               std::vector<TimelineEvent> events) {
-  std::map<LayerShape, Samples> samples;
+  std::map<LayerShape, std::array<std::vector<double>, std::size(kTimes)>> samples;
   std::vector<double> gaps;
-  std::erase_if(events, [](const TimelineEvent& e) { return e.lane != "compute"; });
-  std::sort(events.begin(), events.end(), [](const auto& a, const auto& b) {
-    return std::tie(a.step, a.begin) < std::tie(b.step, b.begin);
-  });
+  keep_compute(events);
   for (size_t i = 0; i < events.size(); ++i) {
     const TimelineEvent& e = events[i];
     if (i > 0 && events[i - 1].step == e.step) gaps.push_back(e.begin - events[i - 1].end);
-    if (e.layer < 0) continue;
-    Samples& s = samples[shape_of(layers[static_cast<size_t>(e.layer)], element_bytes)];
-    const bool first = e.micro_batch == 0;
-    auto* list = e.kind == "Forward"       ? first ? &s.first_forward : &s.forward
-                 : e.kind == "Backward"    ? first ? &s.first_backward : &s.backward
-                 : e.kind == "Recover"     ? &s.recover
-                 : e.kind == "UpdateShard" ? &s.update
-                 : e.kind == "PrefetchW"   ? &s.refresh
-                 : e.kind == "GradNorm"    ? &s.norm
-                                           : nullptr;
-    if (list) list->push_back(e.end - e.begin);
+    const auto time = std::find(std::begin(kTimes), std::end(kTimes), time_of(e));
+    if (time == std::end(kTimes)) continue;
+    samples[shape_of(layers[static_cast<size_t>(e.layer)], element_bytes)]
+           [static_cast<size_t>(time - std::begin(kTimes))]
+               .push_back(e.end - e.begin);
   }
   LayerProfile profile;
   if (!gaps.empty()) profile.task_overhead_seconds = std::max(0.0, median(gaps));
-  for (const auto& [shape, s] : samples) {
-    MeasuredLayer m;
+  for (const auto& [shape, lists] : samples) {
+    MeasuredLayer& m = profile.layers.emplace_back();
     m.shape = shape;
-    m.forward_seconds = median_or_none(s.forward);
-    m.first_forward_seconds = median_or_none(s.first_forward);
-    m.backward_seconds = median_or_none(s.backward);
-    m.first_backward_seconds = median_or_none(s.first_backward);
-    m.recover_seconds = median_or_none(s.recover);
-    m.update_seconds = median_or_none(s.update);
-    m.refresh_seconds = median_or_none(s.refresh);
-    m.norm_seconds = median_or_none(s.norm);
-    profile.layers.push_back(m);
+    for (size_t t = 0; t < lists.size(); ++t)
+      if (!lists[t].empty()) m.*kTimes[t] = median(lists[t]);
   }
   return profile;
+}
+
+std::vector<double> pieces_of_work(const LayerProfile& profile, const std::vector<LayerCatalogue>& layers,
+                                   int64_t element_bytes, std::vector<TimelineEvent> events) {
+  keep_compute(events);
+  std::vector<double> pieces;
+  double even = 0, taken = 0;
+  for (const TimelineEvent& e : events) {
+    const Seconds time = time_of(e);
+    if (!time) continue;
+    const LayerShape shape = shape_of(layers[static_cast<size_t>(e.layer)], element_bytes);
+    const auto m = std::find_if(profile.layers.begin(), profile.layers.end(),
+                                [&](const MeasuredLayer& one) { return one.shape == shape; });
+    even += (*m).*time;
+    taken += e.end - e.begin;
+    // A long task is several pieces of one pace.
+    for (const double pace = taken / even; even >= kPieceSeconds; even -= kPieceSeconds) {
+      pieces.push_back(pace);
+      taken -= pace * kPieceSeconds;
+    }
+  }
+  return pieces;
 }
 
 int64_t profiled_blocks(const Config& config, const ModelConfig& model, int64_t memory_bytes) {
@@ -120,21 +185,19 @@ LayerProfile measure_layers(const Config& config, const ModelConfig& model, Comm
       events.push_back(std::move(event));
     }
   }
-  LayerProfile profile =
-      summarise_layers(layers, static_cast<int64_t>(size_of(one.precision.compute)), std::move(events));
+  const auto element_bytes = static_cast<int64_t>(size_of(one.precision.compute));
+  LayerProfile profile = summarise_layers(layers, element_bytes, events);
   std::vector<double> numbers{profile.task_overhead_seconds};
   const auto each = [&](auto&& visit) {
     for (MeasuredLayer& m : profile.layers)
-      for (double* value :
-           {&m.forward_seconds, &m.first_forward_seconds, &m.backward_seconds, &m.first_backward_seconds,
-            &m.recover_seconds, &m.update_seconds, &m.refresh_seconds, &m.norm_seconds})
-        visit(*value);
+      for (const Seconds time : kTimes) visit(m.*time);
   };
   each([&](double& value) { numbers.push_back(value); });
   sum_over_ranks(world, numbers);
   auto next = numbers.begin();
   profile.task_overhead_seconds = *next++ / world.size();
   each([&](double& value) { value = *next++ / world.size(); });
+  profile.pace = gather_pace(world, pieces_of_work(profile, layers, element_bytes, std::move(events)));
   return profile;
 }
 

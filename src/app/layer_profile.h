@@ -13,6 +13,7 @@ namespace trainer {
 struct LayerProfile {
   std::vector<MeasuredLayer> layers;
   double task_overhead_seconds = 0;  // between the end of a task and the begin of the next on its lane
+  Pace pace;                         // of all ranks, in the recorded steps
 };
 
 // Blocks of the model in a recorded program: at most kProfiledBlocks, and no more than fit `memory_bytes`.
@@ -30,5 +31,11 @@ LayerProfile measure_layers(const Config& config, const ModelConfig& model, Comm
 // first micro-batch is 0.
 LayerProfile summarise_layers(const std::vector<LayerCatalogue>& layers, int64_t element_bytes,
                               std::vector<TimelineEvent> events);
+
+// How long consecutive pieces of one rank's work, each kPieceSeconds of what the profile has, took against
+// that.
+inline constexpr double kPieceSeconds = 0.01;
+std::vector<double> pieces_of_work(const LayerProfile& profile, const std::vector<LayerCatalogue>& layers,
+                                   int64_t element_bytes, std::vector<TimelineEvent> events);
 
 }  // namespace trainer

@@ -21,6 +21,7 @@ namespace {
 constexpr int kMessageTag = 1, kLastTag = 2, kSumTag = 8;
 constexpr int kRepeats = 9, kMessages = 25;
 constexpr double kWorkSeconds = 0.25;         // of measuring work, alone and beside transfers
+constexpr double kBesideSeconds = 0.05;       // at least, of transfers beside work
 constexpr double kQuiet = 5e-3;               // seconds between messages, in which the receiver comes to rest
 constexpr size_t kChunk = size_t{256} << 10;  // elements, as training uses
 constexpr int64_t kRows = 256, kWidth = 512;  // of the work's matrix product
@@ -93,8 +94,8 @@ class Prober {
     if (std::any_of(nodes.begin(), nodes.end(), [&](int n) { return n != nodes.front(); }))
       options_.gate = &gate_;
     const size_t staging = staging_count(sum_count_, group.size(), kChunk, algorithm, nodes);
-    memory_ = Arena(2 * message_ + (sum_count_ + staging) * sizeof(float));
-    staging_ = {data() + sum_count_, staging};
+    memory_ = Arena(2 * message_ + (kRepeats * sum_count_ + staging) * sizeof(float));
+    staging_ = {data() + kRepeats * sum_count_, staging};
   }
 
   LinkProfile measure() {
@@ -114,7 +115,7 @@ class Prober {
     p.sum_latency_seconds = least / 2;
     p.sum_bytes_per_second = 2 * (n - 1) / n * static_cast<double>(sum_count_ * sizeof(float)) /
                              std::max(whole - least, whole / 4);
-    p.sum_core_share = share([&] { sum(sum_count_); }, whole);
+    p.sum_cores = share([&] { sum(sum_count_); }, whole);
     return p;
   }
 
@@ -138,8 +139,10 @@ class Prober {
       back_off.pause();
     }
   }
+  // One layer's gradient after the other, as training has it: none is in the caches from the sum before.
   void sum(size_t count) {
-    wait(*all_reduce_sum(group_, data(), count, kChunk, staging_, kSumTag, options_));
+    float* const gradient = data() + sum_count_ * (sums_++ % kRepeats);
+    wait(*all_reduce_sum(group_, gradient, count, kChunk, staging_, kSumTag, options_));
   }
 
   template <class Body>
@@ -209,8 +212,9 @@ class Prober {
   }
 
   template <class Body>
-  double share(Body&& body, double seconds_alone) {
-    std::vector<double> shares;
+  CoreShare share(Body&& body, double seconds_alone) {
+    const int repeats = std::max(kRepeats, static_cast<int>(kBesideSeconds / seconds_alone));
+    std::vector<double> shares, weights;
     for (int round = 0; round < 3; ++round) {
       group_.barrier();
       const double work_alone = work_.run_alone();
@@ -218,14 +222,16 @@ class Prober {
       double transfer_beside = 0;
       const double work_beside = beside([&] {
         const double begin = now();
-        for (int i = 0; i < kRepeats; ++i) body();
-        transfer_beside = (now() - begin) / kRepeats;
+        for (int i = 0; i < repeats; ++i) body();
+        transfer_beside = (now() - begin) / repeats;
       });
-      shares.push_back(core_share_of(seconds_alone, transfer_beside, work_alone, work_beside));
+      const CoreShare found = core_share_of(seconds_alone, transfer_beside, work_alone, work_beside);
+      shares.push_back(found.share);
+      weights.push_back(found.weight);
     }
-    std::vector<double> mean{median(shares)};
+    std::vector<double> mean{median(shares), median(weights)};
     sum_over_ranks(group_, mean);
-    return mean[0] / group_.size();
+    return {mean[0] / group_.size(), mean[1] / group_.size()};
   }
 
   Communicator& group_;
@@ -236,14 +242,20 @@ class Prober {
   size_t message_, sum_count_;
   Arena memory_;
   std::span<float> staging_;
+  size_t sums_ = 0;
 };
 
 }  // namespace
 
-double core_share_of(double transfer_alone, double transfer_beside, double work_alone, double work_beside) {
-  const double taken = 1 - std::min(1.0, work_alone / work_beside);
-  const double speed = std::min(1.0, transfer_alone / transfer_beside);
-  return std::min(1.0, taken / speed);
+CoreShare core_share_of(double transfer_alone, double transfer_beside, double work_alone,
+                        double work_beside) {
+  constexpr double kLeastTaken = 1e-3, kMostTaken = 0.999;
+  const double taken = 1 - work_alone / work_beside;
+  if (taken < kLeastTaken) return {};
+  const double speed = std::min(1.0, transfer_alone / transfer_beside), share = std::min(1.0, taken / speed);
+  // Where both want the core, the transfer gets its speed's part of its share.
+  const double gets = std::min(speed * share, kMostTaken);
+  return {share, gets / (1 - gets)};
 }
 
 LinkProfile measure_links(Communicator& group, KernelSet& kernels, DType dtype, int64_t message_bytes,

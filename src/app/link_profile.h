@@ -8,6 +8,12 @@
 
 namespace trainer {
 
+// What transfers take of a rank's compute.
+struct CoreShare {
+  double share = 0;   // while under way at full speed
+  double weight = 1;  // against work, where both want the core
+};
+
 struct LinkProfile {
   // A message from a rank that computes meanwhile to one that has been waiting for it: of no length, and what
   // more bytes add.
@@ -16,8 +22,7 @@ struct LinkProfile {
   double alone_bytes_per_second = 0, together_bytes_per_second = 0;
   // Sums over all ranks: latency of one round of messages, and bytes sent by a rank.
   double sum_latency_seconds = 0, sum_bytes_per_second = 0;
-  // Share of the rank's compute that they take while under way at full speed.
-  double sum_core_share = 0;
+  CoreShare sum_cores = {};
 };
 
 // Between the ranks of `group`, at least two; other groups may measure at the same time. Computes beside the
@@ -25,8 +30,7 @@ struct LinkProfile {
 LinkProfile measure_links(Communicator& group, KernelSet& kernels, DType dtype, int64_t message_bytes,
                           int64_t sum_bytes, SumAlgorithm algorithm);
 
-// Share of a core that a transfer at full speed takes, from the seconds of a transfer and of some work, each
-// alone and both at once.
-double core_share_of(double transfer_alone, double transfer_beside, double work_alone, double work_beside);
+// From the seconds of a transfer and of some work, each alone and both at once.
+CoreShare core_share_of(double transfer_alone, double transfer_beside, double work_alone, double work_beside);
 
 }  // namespace trainer

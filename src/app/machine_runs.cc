@@ -6,18 +6,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 
 #include "app/config.h"
-#include "app/plan_request.h"
-#include "app/run_files.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/statistics.h"
-#include "sim/predict.h"
 
 extern char** environ;
 
@@ -97,51 +92,28 @@ bool MachineRuns::possible(const Launch& launch, std::string& why) const {
   return false;
 }
 
-Platform MachineRuns::profile(const Launch& launch, const std::vector<int>& micro_batches, int steps) {
-  const fs::path file = work_ / "platform.json";
-  std::vector<std::string> words = {"profile", "--out", file.string(), "--steps", std::to_string(steps)};
-  for (const int b : micro_batches) {
-    Json json = parse_json_file(config_.string());
-    json["training"]["micro_batch_size"] = b;
-    json["training"]["global_batch_size"] = b;
-    words.push_back((work_ / fmt::format("micro_batch_{}.json", b)).string());
+std::vector<PlanRun> MachineRuns::check(const Launch& launch,
+                                        const std::vector<std::vector<std::string>>& plans,
+                                        int profiled_steps, int rounds) const {
+  const fs::path file = work_ / "checked.json";
+  std::vector<std::string> words = {"profile",
+                                    "--check",
+                                    file.string(),
+                                    "--steps",
+                                    std::to_string(profiled_steps),
+                                    "--rounds",
+                                    std::to_string(rounds)};
+  for (size_t i = 0; i < plans.size(); ++i) {
+    const Json json = config_to_json(read_config(config_.string(), plans[i]));
+    words.push_back((work_ / fmt::format("plan_{}.json", i)).string());
     write_file_atomically(words.back(), json.dump());
   }
   must_succeed(launch, words);
-  return read_platform(file.string());
-}
-
-double MachineRuns::measure(const Launch& launch, const std::vector<std::string>& settings, int steps,
-                            int warm_up) {
-  const fs::path directory = work_ / "run";
-  fs::remove_all(directory);
-  std::vector<std::string> words = {"train", config_.string(),
-                                    "--set", "run.directory=" + directory.string(),
-                                    "--set", fmt::format("training.steps={}", steps)};
-  for (const std::string& setting : settings) {
-    words.emplace_back("--set");
-    words.push_back(setting);
-  }
-  must_succeed(launch, words);
-  return median_step_seconds(RunFiles(directory).metrics, warm_up);
-}
-
-double MachineRuns::predict(const Launch& launch, const std::vector<std::string>& settings,
-                            const Platform& platform) const {
-  const Config config = read_config(config_.string(), settings);
-  return predict_step(planned_problem(config, make_planned_model(config), launch.ranks), platform)
-      .step.step_seconds;
-}
-
-double median_step_seconds(const fs::path& metrics, int warm_up) {
-  std::ifstream file(metrics);
-  std::vector<double> seconds;
-  int step = 0;
-  for (std::string line; std::getline(file, line);)
-    if (!line.empty() && step++ >= warm_up)
-      seconds.push_back(json_number(parse_json(line, metrics.string()), "step_seconds", metrics.string()));
-  if (seconds.empty()) run_error("{}: no step after the first {}", metrics.string(), warm_up);
-  return median(seconds);
+  std::vector<PlanRun> runs;
+  for (const Json& plan : parse_json_file(file.string()))
+    runs.push_back(
+        {median(plan.at("measured_seconds").get<std::vector<double>>()), plan.at("error").get<double>()});
+  return runs;
 }
 
 }  // namespace trainer

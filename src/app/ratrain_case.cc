@@ -23,6 +23,7 @@ std::vector<std::string> passes_of(RatrainMethod method) {
       return {"layer_state_pipeline", "update_prefetch"};
     case RatrainMethod::kTuned:
       return {};
+    case RatrainMethod::kGatheredOnce:
     case RatrainMethod::kNoUpdatePrefetch:
       return {"forward_side_recovery", "layer_state_pipeline"};
     case RatrainMethod::kNoLayerStatePipeline:
@@ -62,9 +63,9 @@ std::vector<int64_t> even_in_time(const PlanModel& model, int stages) {
 
 }  // namespace
 
-const PlanModel& RatrainModel::model(const std::string& name, int tensor_ranks) {
-  const auto [it, fresh] = models_.try_emplace({name, tensor_ranks});
-  if (fresh) it->second = request(name, 1, 1, 0).model(tensor_ranks, 1);
+const PlanModel& RatrainModel::model(const RatrainCase& c) {
+  const auto [it, fresh] = models_.try_emplace({c.model, c.tensor_ranks, c.micro_batch_size});
+  if (fresh) it->second = request(c.model, 1, 1, 0).model(c.tensor_ranks, c.micro_batch_size);
   return it->second;
 }
 
@@ -90,6 +91,7 @@ Problem RatrainModel::problem(const RatrainCase& c, const std::vector<int64_t>& 
   choice.zero_stage = c.zero_stage;
   choice.shard_gradients = sharded;
   choice.micro_batches = c.micro_batches;
+  choice.micro_batch_size = c.micro_batch_size;
   choice.activation =
       c.method == RatrainMethod::kFullSave ? ActivationPolicy::kFullSave : ActivationPolicy::kCheckpoint;
   // One that a backward reads and one being filled.
@@ -98,7 +100,7 @@ Problem RatrainModel::problem(const RatrainCase& c, const std::vector<int64_t>& 
   choice.stage_layers = stage_layers;
   // Devices are alone on their nodes, so the ranks of a tensor-parallel group need no numbers: the model's
   // catalogue says what they exchange.
-  Problem p = problem_of(request, model(c.model, c.tensor_ranks), choice, false);
+  Problem p = problem_of(request, model(c), choice, false);
   p.gradient_bytes = gradient_bytes;
   if (c.stages > 1 && !p.kept.empty()) {
     Problem held = p;
@@ -117,11 +119,11 @@ Problem RatrainModel::memory_problem(const RatrainCase& c) {
   const auto with = [&](const std::vector<int64_t>& split) {
     return problem(c, split, c.zero_stage >= 2, 2);
   };
-  const std::string key = fmt::format("{} {} {} {} {} {}", c.model, c.stages, c.replicas, c.tensor_ranks,
-                                      c.zero_stage, c.method == RatrainMethod::kFullSave);
+  const std::string key = fmt::format("{} {} {} {} {} {} {}", c.model, c.stages, c.replicas, c.tensor_ranks,
+                                      c.zero_stage, c.micro_batch_size, c.method == RatrainMethod::kFullSave);
   const auto [it, fresh] = splits_.try_emplace(key);
   if (fresh) {
-    it->second = even_in_time(model(c.model, c.tensor_ranks), c.stages);
+    it->second = even_in_time(model(c), c.stages);
     const Problem even = with(it->second);
     bool fits = true;
     for (int s = 0; s < c.stages && fits; ++s) fits = stage_memory(even, s).in_use() <= kBudget;

@@ -15,6 +15,7 @@ enum class RatrainMethod : uint8_t {
   kBackwardCheckpoint,  // recovery at the moment of the backward
   kTuned,               // that, and neither mechanism for states
   kFullSave,
+  kGatheredOnce,  // all weights of a step gathered at its begin, in all else the first
   kNoRecoveryAhead,  // the ablations of Figure 11
   kNoUpdatePrefetch,
   kNoLayerStatePipeline
@@ -23,8 +24,9 @@ enum class RatrainMethod : uint8_t {
 struct RatrainCase {
   std::string model;  // of configs/models
   int stages = 1, replicas = 1, tensor_ranks = 1, zero_stage = 2;
-  int micro_batches = 1;  // A, of one sequence each
+  int micro_batches = 1;  // A
   RatrainMethod method = RatrainMethod::kFull;
+  int micro_batch_size = 1;  // b, sequences
 
   int clusters() const { return stages * replicas * tensor_ranks; }
   bool operator==(const RatrainCase&) const = default;
@@ -51,12 +53,12 @@ class RatrainModel {
   const std::string& configs() const { return configs_; }
 
  private:
-  const PlanModel& model(const std::string& name, int tensor_ranks);
+  const PlanModel& model(const RatrainCase& c);
   Problem problem(const RatrainCase& c, const std::vector<int64_t>& stage_layers, bool sharded,
                   int64_t gradient_bytes);
 
   std::string configs_;
-  std::map<std::pair<std::string, int>, PlanModel> models_;
+  std::map<std::tuple<std::string, int, int>, PlanModel> models_;  // by name, parts and micro-batch size
   std::map<std::string, std::vector<int64_t>> splits_;  // by case
 };
 

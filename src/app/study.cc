@@ -29,7 +29,7 @@ Makes the figures of a published system again and prints them beside the publish
 
   --json FILE              one array of {table, row, published, ours, error}
   --markdown FILE          the tables as a document, deviations listed
-  --rounds N               of measurements, of which medians are taken (this-machine; default 3)
+  --rounds N               of measurements, of which medians are taken (this-machine; default 5)
 
 Studies:
 
@@ -176,7 +176,7 @@ int study_command(std::span<const std::string> words) {
     const Options options(words.subspan(1), {"--json", "--markdown", "--rounds"}, {});
     if (options.has("--rounds") && !entry.measure)
       input_error("--rounds: nothing is measured by the study '{}'", entry.name);
-    const auto rounds = static_cast<int>(options.integer("--rounds", 3, 1, 1000));
+    const auto rounds = static_cast<int>(options.integer("--rounds", 5, 1, 1000));
     const Study study = entry.measure ? entry.measure(rounds) : entry.run();
     print(study);
     if (const auto file = options.find("--json")) write_file_atomically(*file, study_json(study));

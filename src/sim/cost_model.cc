@@ -157,7 +157,9 @@ class CostModel {
     // A problem that leaves its groups out (tensor_ranks 1, layers cut all the same) has one device for each.
     const bool across_nodes =
         platform_.devices_per_node == 1 || node_of(first) != node_of(first + problem_.tensor_ranks - 1);
-    const Link& link = need(platform_, LinkUse::kCollective, across_nodes);
+    const auto& own = platform_.link(LinkUse::kExchange);
+    const bool has_own = (across_nodes ? own.across_nodes : own.within_node).bytes_per_second > 0;
+    const Link& link = need(platform_, has_own ? LinkUse::kExchange : LinkUse::kCollective, across_nodes);
     return exchange.count * link.latency_seconds +
            static_cast<double>(exchange.bytes) / link.bytes_per_second;
   }
@@ -224,9 +226,11 @@ class CostModel {
       default:
         break;
     }
-    const double alone = measured_seconds >= 0 ? measured_seconds
-                                               : std::max(product_seconds(flops, efficiency), memory_seconds);
-    return alone + exchange_seconds(task);
+    if (measured_seconds >= 0) return measured_seconds + exchange_seconds(task);
+    const double products = product_seconds(flops, efficiency);
+    return (platform_.memory_overlaps_products ? std::max(products, memory_seconds)
+                                               : products + memory_seconds) +
+           exchange_seconds(task);
   }
 
   void compute(TaskId id, const Task& task, bool on_device) {
@@ -278,6 +282,8 @@ class CostModel {
     }
     costs_.bytes[index] *= link.core_share / costs_.rate[index];
     costs_.rate[index] = link.core_share;
+    costs_.lane_weight.resize(graph_.lanes.size(), 1);
+    costs_.lane_weight[static_cast<size_t>(lane_)] = link.core_weight;
     join_cores(rank);
   }
 

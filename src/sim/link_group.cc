@@ -5,12 +5,14 @@
 
 namespace trainer {
 
-std::vector<double> fair_rates(const std::vector<double>& limits, double capacity) {
+std::vector<double> fair_rates(const std::vector<FlowLimit>& limits, double capacity) {
   std::vector<double> rates;
-  double left = capacity;
-  for (size_t i = 0; i < limits.size(); ++i) {
-    rates.push_back(std::min(limits[i], left / static_cast<double>(limits.size() - i)));
+  double left = capacity, weights = 0;
+  for (const FlowLimit& limit : limits) weights += limit.weight;
+  for (const FlowLimit& limit : limits) {
+    rates.push_back(std::min(limit.rate, left * (limit.weight / weights)));
     left -= rates.back();
+    weights -= limit.weight;
   }
   return rates;
 }
@@ -20,16 +22,18 @@ void LinkGroup::advance(double now) {
   time_ = now;
 }
 
-void LinkGroup::add(int id, double bytes, double limit, double now) {
+void LinkGroup::add(int id, double bytes, FlowLimit limit, double now) {
   advance(now);
-  const auto at = std::upper_bound(flows_.begin(), flows_.end(), limit,
-                                   [](double value, const Flow& flow) { return value < flow.limit; });
-  flows_.insert(at, {id, bytes, limit, 0, std::numeric_limits<double>::infinity()});
+  const auto at =
+      std::upper_bound(flows_.begin(), flows_.end(), limit, [](const FlowLimit& one, const Flow& flow) {
+        return one.rate * flow.limit.weight < flow.limit.rate * one.weight;
+      });
+  flows_.insert(at, {id, limit, bytes, 0, std::numeric_limits<double>::infinity()});
 }
 
 double LinkGroup::settle(double now) {
   advance(now);
-  std::vector<double> limits;
+  std::vector<FlowLimit> limits;
   for (const Flow& flow : flows_) limits.push_back(flow.limit);
   const auto rates = fair_rates(limits, capacity_);
   double next = std::numeric_limits<double>::infinity();

@@ -5,17 +5,22 @@
 
 namespace trainer {
 
-// Max-min fair rates: what a flow cannot use of its equal share goes to the others. `limits` [flows], in
-// ascending order. The rates do not exceed the limits and sum to min(capacity, sum of limits).
-std::vector<double> fair_rates(const std::vector<double>& limits, double capacity);
+struct FlowLimit {
+  double rate, weight = 1;
+};
+
+// Max-min fair rates: flows share by their weights, and what one cannot use of its share goes to the others.
+// `limits` [flows], by ascending rate / weight. The rates do not exceed the limits and sum to min(capacity,
+// sum of limits).
+std::vector<double> fair_rates(const std::vector<FlowLimit>& limits, double capacity);
 
 // Transfers in progress. Times are absolute and never run backwards.
 class LinkGroup {
  public:
   explicit LinkGroup(double capacity) : capacity_(capacity) {}
 
-  // A transfer of `bytes` begins; `limit` is its rate alone.
-  void add(int id, double bytes, double limit, double now);
+  // A transfer of `bytes` begins; `limit` is its rate alone and its weight against others.
+  void add(int id, double bytes, FlowLimit limit, double now);
   // Shares the bandwidth anew after additions and removals. Returns when the next transfer ends; infinity
   // when there is none.
   double settle(double now);
@@ -25,12 +30,13 @@ class LinkGroup {
  private:
   struct Flow {
     int id;
-    double left, limit, rate, end;  // bytes, bytes per second, seconds
+    FlowLimit limit;
+    double left, rate, end;  // bytes, bytes per second, seconds
   };
   void advance(double now);
 
   double capacity_, time_ = 0;
-  std::vector<Flow> flows_;  // by ascending limit
+  std::vector<Flow> flows_;  // by ascending limit / weight
 };
 
 }  // namespace trainer

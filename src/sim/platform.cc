@@ -128,6 +128,8 @@ Link read_link(ObjectReader reader) {
   link.bytes_per_second = reader.rate("bytes_per_second");
   link.group = reader.text("group", "");
   link.core_share = reader.number_or("core_share", 0, 0, 1);
+  constexpr double kLeastWeight = 1e-6;
+  link.core_weight = reader.number_or("core_weight", 1, kLeastWeight);
   reader.finish();
   return link;
 }
@@ -157,6 +159,7 @@ void read_device(ObjectReader reader, Platform& p, const std::string& file) {
     p.memory_efficiency = e.number_or("memory", 1, kLeast, 1);
     e.finish();
   }
+  p.memory_overlaps_products = reader.boolean("memory_overlaps_products", true);
   p.task_overhead_seconds = reader.number_or("task_overhead_seconds", 0, 0);
   reader.finish();
 }
@@ -169,7 +172,7 @@ void read_links(ObjectReader reader, Platform& p) {
     Platform::LinkPair& link = p.links[i];
     link.source = pair.text("source", "");
     if (pair.has("within_node")) link.within_node = read_link(pair.object("within_node"));
-    if (i <= static_cast<size_t>(LinkUse::kCollective) && pair.has("across_nodes"))
+    if (i <= static_cast<size_t>(LinkUse::kExchange) && pair.has("across_nodes"))
       link.across_nodes = read_link(pair.object("across_nodes"));
     pair.finish();
   }
@@ -193,6 +196,28 @@ MeasuredLayer read_measured(ObjectReader reader, const std::string& file) {
   reader.finish();
   if (!any) input_error("{}: key '{}' holds no seconds", file, reader.full(""));
   return m;
+}
+
+Pace read_pace(ObjectReader reader, const std::string& file) {
+  Pace pace;
+  pace.piece_seconds = reader.rate("piece_seconds");
+  if (!reader.has("ranks")) input_error("{}: key '{}' is missing", file, reader.full("ranks"));
+  const Json& ranks = reader.raw("ranks");
+  const auto refuse = [&] {
+    input_error("{}: key '{}': expected lists of one length, of numbers above 0, one for each rank", file,
+                reader.full("ranks"));
+  };
+  if (!ranks.is_array() || ranks.empty()) refuse();
+  for (const Json& rank : ranks) {
+    if (!rank.is_array() || rank.empty() || rank.size() != ranks.front().size()) refuse();
+    std::vector<double>& pieces = pace.ranks.emplace_back();
+    for (const Json& piece : rank) {
+      if (!piece.is_number() || !(piece.get<double>() > 0)) refuse();
+      pieces.push_back(piece.get<double>());
+    }
+  }
+  reader.finish();
+  return pace;
 }
 
 void check_groups(const Platform& p, const std::string& file) {
@@ -221,6 +246,7 @@ Json link_to_json(const Link& link) {
   Json json = {{"latency_seconds", link.latency_seconds}, {"bytes_per_second", link.bytes_per_second}};
   if (!link.group.empty()) json["group"] = link.group;
   if (link.core_share > 0) json["core_share"] = link.core_share;
+  if (link.core_weight != 1) json["core_weight"] = link.core_weight;
   return json;
 }
 
@@ -244,7 +270,7 @@ std::string file_of_name(const std::string& name, const std::string& folder) {
 }  // namespace
 
 const char* name_of(LinkUse use) {
-  static constexpr const char* kNames[] = {"boundary",       "collective",   "host_to_device",
+  static constexpr const char* kNames[] = {"boundary",       "collective",   "exchange",     "host_to_device",
                                            "device_to_host", "storage_read", "storage_write"};
   return kNames[static_cast<size_t>(use)];
 }
@@ -336,6 +362,7 @@ Platform parse_platform(std::string_view text, const std::string& file) {
           input_error("{}: 'measured[{}]' and 'measured[{}]' are of the same layer; remove one", file, k, i);
     }
   }
+  if (reader.has("pace")) p.pace = read_pace(reader.object("pace"), file);
   reader.finish();
   check_groups(p, file);
   return p;
@@ -366,6 +393,7 @@ Json platform_to_json(const Platform& p) {
                           {"backward", p.backward_efficiency},
                           {"recover", p.recover_efficiency},
                           {"memory", p.memory_efficiency}};
+  if (!p.memory_overlaps_products) device["memory_overlaps_products"] = false;
   device["task_overhead_seconds"] = p.task_overhead_seconds;
   if (p.host_memory_bytes > 0) {
     root["host"]["memory_bytes"] = p.host_memory_bytes;
@@ -396,6 +424,8 @@ Json platform_to_json(const Platform& p) {
       if (m.*seconds >= 0) entry[key] = m.*seconds;
     root["measured"].push_back(entry);
   }
+  if (!p.pace.ranks.empty())
+    root["pace"] = {{"piece_seconds", p.pace.piece_seconds}, {"ranks", p.pace.ranks}};
   return root;
 }
 

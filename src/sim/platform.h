@@ -19,18 +19,20 @@ struct Link {
   std::string group;            // shares its bandwidth with the others of this name; empty: with none
   // Share of the device's compute that a transfer at full speed takes: cores that copy and add, not engines.
   double core_share = 0;
+  double core_weight = 1;  // of that share against the device's compute, where both want more than there is
   bool operator==(const Link&) const = default;
 };
 
 enum class LinkUse : uint8_t {
   kBoundary,
   kCollective,
+  kExchange,  // within the layers of a tensor-parallel group; as collectives where a platform does not say
   kHostToDevice,
   kDeviceToHost,
   kStorageRead,
   kStorageWrite
 };
-inline constexpr size_t kLinkUseCount = 6;
+inline constexpr size_t kLinkUseCount = 7;
 const char* name_of(LinkUse use);
 
 // Links of one name that are one wire.
@@ -67,6 +69,14 @@ struct MeasuredLayer {
   bool operator==(const MeasuredLayer&) const = default;
 };
 
+// How evenly a machine works: by rank, how long consecutive pieces of work took against what its kind takes,
+// all ranks at the same time.
+struct Pace {
+  double piece_seconds = 0;                // of work at an even pace
+  std::vector<std::vector<double>> ranks;  // of one length; empty: even
+  bool operator==(const Pace&) const = default;
+};
+
 struct Platform {
   std::string name, source;
   int devices_per_node = 1;
@@ -82,6 +92,9 @@ struct Platform {
   std::string memory_group;  // of the shared links: devices that slow each other down in memory
   // Share of the matmul rate that layers reach, and of the memory bandwidth that all else reaches.
   double forward_efficiency = 1, backward_efficiency = 1, recover_efficiency = 1, memory_efficiency = 1;
+  // Whether products hide the memory traffic of the same task: it takes the longer of the two, else their
+  // sum.
+  bool memory_overlaps_products = true;
   double task_overhead_seconds = 0;  // of every task on the compute lane
 
   int64_t host_memory_bytes = 0;            // of a node
@@ -102,6 +115,7 @@ struct Platform {
   bool recovery_has_its_own_lane = false;
 
   std::vector<MeasuredLayer> measured;
+  Pace pace;
 
   const LinkPair& link(LinkUse use) const { return links[static_cast<size_t>(use)]; }
   // Transfers take compute from their devices (Link::core_share).

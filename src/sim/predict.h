@@ -24,7 +24,8 @@ struct Prediction {
   StepAnalysis step;
 };
 // Builds the graph, of one replica per stage where that can stand for all, and analyses a step. The ranks
-// that `problem` names to build are not looked at.
+// that `problem` names to build are not looked at. Where the platform is uneven, the costs are those of the
+// pace at which the step takes the median time, of some that the platform was found at.
 Prediction predict_step(const Problem& problem, const Platform& platform, int steps = kStepsToSteadyState);
 
 }  // namespace trainer

@@ -97,6 +97,9 @@ class Simulator {
       require(lane_group_.back() < static_cast<int>(costs_.group_rate.size()), "link group {} has no rate",
               lane_group_.back());
     }
+    require(costs_.lane_weight.empty() || costs_.lane_weight.size() == lanes, "{} weights for {} lanes",
+            costs_.lane_weight.size(), lanes);
+    for (double weight : costs_.lane_weight) require(weight > 0, "a lane has the weight {}", weight);
     for (double rate : costs_.group_rate) require(rate > 0, "a link group has the rate {}", rate);
     if (!costs_.meeting.empty())
       for (int meeting : costs_.meeting)
@@ -246,7 +249,11 @@ class Simulator {
       case What::kFlow: {
         const Cost cost = cost_of(runs_[static_cast<size_t>(event.index)].instance);
         const auto group = static_cast<size_t>(lane_group_[static_cast<size_t>(lane_of(event.index))]);
-        groups_[group].link.add(event.index, cost.bytes, cost.rate, now_);
+        groups_[group].link.add(
+            event.index, cost.bytes,
+            {cost.rate,
+             costs_.lane_weight.empty() ? 1 : costs_.lane_weight[static_cast<size_t>(lane_of(event.index))]},
+            now_);
         return change(group);
       }
       case What::kGroup: {

@@ -21,6 +21,7 @@ struct CostTable {
   std::vector<int> meeting;
   std::vector<int> link_group;     // [lanes]; empty: as the graph's lanes say. kNone: alone
   std::vector<double> group_rate;  // [link groups] bytes per second that a group's lanes share
+  std::vector<double> lane_weight = {};  // [lanes] of a lane's share of its group, above 0; empty: 1 each
   // [steps][tasks] Seconds in single steps, from step 0, where steps differ; later ones take `seconds`.
   std::vector<std::vector<double>> seconds_in_step = {};
 };

@@ -1,12 +1,8 @@
-#include "app/profile.h"
+#include "app/profile_check.h"
 
 #include <gtest/gtest.h>
 
-#include <fstream>
 
-#include "app/machine_runs.h"
-#include "base/error.h"
-#include "checkpoint/test_folder.h"
 
 namespace trainer {
 namespace {
@@ -63,6 +59,18 @@ TEST(LayerProfile, MediansByShapeAndPlaceInTheStep) {
   EXPECT_DOUBLE_EQ(find("head").forward_seconds, 2);
 }
 
+// Forwards of a block that take 20 ms, one of them 30; another layer's that takes none of the pieces to its end.
+TEST(LayerProfile, PiecesOfWorkSayHowLongTheyTook) {
+  const std::vector<LayerCatalogue> layers{layer(100, 8, 0), layer(200, 8, 8), layer(50, 0, 8)};
+  const std::vector<TimelineEvent> events{event("Forward", 1, 1, 0, 0.02), event("Forward", 1, 1, 1, 0.03),
+                                          event("NormSync", -1, -1, 2, 5), event("Forward", 1, 1, 8, 0.02),
+                                          event("Forward", 0, 1, 9, 0.004)};
+  const LayerProfile p = summarise_layers(layers, 4, events);
+  const std::vector<double> pieces = pieces_of_work(p, layers, 4, events);
+  ASSERT_EQ(pieces.size(), 6u);
+  for (size_t i = 0; i < pieces.size(); ++i) EXPECT_NEAR(pieces[i], i / 2 == 1 ? 1.5 : 1, 1e-9) << i;
+}
+
 TEST(LayerProfile, AsManyBlocksAsFitAreRun) {
   Config config;
   config.data.sequence_length = 8;
@@ -86,10 +94,16 @@ TEST(LayerProfile, AsManyBlocksAsFitAreRun) {
 
 TEST(LinkProfile, TheShareOfACoreIsWhatTransfersTakeAtFullSpeed) {
   // Two that share a core evenly: each takes twice as long beside the other.
-  EXPECT_DOUBLE_EQ(core_share_of(1, 2, 1, 2), 1);
+  const CoreShare even = core_share_of(1, 2, 1, 2);
+  EXPECT_DOUBLE_EQ(even.share, 1);
+  EXPECT_DOUBLE_EQ(even.weight, 1);
+  // One that hardly gets a core: ten times as long, while the work loses a tenth.
+  const CoreShare weak = core_share_of(1, 10, 0.9, 1);
+  EXPECT_NEAR(weak.share, 1, 1e-12);
+  EXPECT_NEAR(weak.weight, 1.0 / 9, 1e-12);
   // A transfer that keeps its speed and takes a fifth of the core.
-  EXPECT_NEAR(core_share_of(1, 1, 0.8, 1), 0.2, 1e-12);
-  EXPECT_EQ(core_share_of(1, 1.5, 1, 0.9), 0);  // noise
+  EXPECT_NEAR(core_share_of(1, 1, 0.8, 1).share, 0.2, 1e-12);
+  EXPECT_EQ(core_share_of(1, 1.5, 1, 0.9).share, 0);  // noise
 }
 
 TEST(MachineProfile, BecomesAPlatformThatReadsBack) {
@@ -106,26 +120,33 @@ TEST(MachineProfile, BecomesAPlatformThatReadsBack) {
   block.first_backward_seconds = 6;
   block.refresh_seconds = 0.25;
   block.norm_seconds = 0.125;
-  m.layers.layers = {block};
-  m.layers.task_overhead_seconds = 1e-5;
+  m.layers = {block};
+  m.task_overhead_seconds = {1e-5, 9, 1e-6};
   m.within_node = LinkProfile{.latency_seconds = 1e-4,
                               .bytes_per_second = 1e9,
                               .alone_bytes_per_second = 2e9,
                               .together_bytes_per_second = 1e9,
                               .sum_latency_seconds = 1e-5,
                               .sum_bytes_per_second = 5e8,
-                              .sum_core_share = 0.75};
+                              .sum_cores = {0.75, 0.5}};
   const Platform p = to_platform(m);
   EXPECT_EQ(parse_platform(platform_to_json(p).dump(), "again"), p);
   EXPECT_EQ(p.devices_per_node, 2);
+  EXPECT_EQ(p.task_overhead_seconds, 1e-5);
   EXPECT_DOUBLE_EQ(p.forward_efficiency, 0.5);
   EXPECT_DOUBLE_EQ(p.backward_efficiency, 0.4);
   EXPECT_EQ(*p.measurement(block.shape), block);
   EXPECT_DOUBLE_EQ(p.link(LinkUse::kBoundary).within_node.bytes_per_second, 1e9);
   EXPECT_DOUBLE_EQ(p.link(LinkUse::kCollective).within_node.core_share, 0.75);
+  EXPECT_DOUBLE_EQ(p.link(LinkUse::kCollective).within_node.core_weight, 0.5);
   EXPECT_EQ(p.link(LinkUse::kCollective).across_nodes.bytes_per_second, 0);
   // Of a node, on which both ranks had that much at once.
   EXPECT_DOUBLE_EQ(p.host_memory_bytes_per_second, 2e10);
+}
+
+TEST(CheckedPlan, ErrsByTheMedianOfItsRounds) {
+  const CheckedPlan plan{"p.json", {1, 2, 4}, {1.5, 2.2, 3.2}};
+  EXPECT_NEAR(plan.error(), 0.1, 1e-12);
 }
 
 TEST(MachineProfile, EveryLinkSaysWhereItIsFrom) {
@@ -137,18 +158,6 @@ TEST(MachineProfile, EveryLinkSaysWhereItIsFrom) {
   for (const char* part : {"within a node: ", "3e+09", "across nodes: ", "7e+08"})
     EXPECT_NE(boundary.find(part), std::string::npos) << boundary;
   EXPECT_FALSE(p.link(LinkUse::kCollective).source.empty());
-}
-
-TEST(MachineRuns, TheStepTimeIsTheMedianAfterWarmUp) {
-  const TestFolder folder;
-  const auto file = folder.path() / "metrics.jsonl";
-  std::ofstream(file) << R"({"step": 1, "step_seconds": 9}
-{"step": 2, "step_seconds": 1}
-{"step": 3, "step_seconds": 3}
-{"step": 4, "step_seconds": 2}
-)";
-  EXPECT_EQ(median_step_seconds(file, 1), 2);
-  EXPECT_THROW(median_step_seconds(file, 4), RunError);
 }
 
 }  // namespace

@@ -9,19 +9,44 @@ namespace {
 
 std::string configs() { return std::string(TEST_DATA) + "/../../configs"; }
 
+Platform platform() { return read_platform("mt3000", configs() + "/platforms"); }
+
 double over_published(RatrainModel& model, const RatrainCase& c, double published) {
-  return model.step(c, read_platform("mt3000", configs() + "/platforms")).step_seconds / published - 1;
+  return model.step(c, platform()).step_seconds / published - 1;
 }
 
 // The constants of the platform file are what three published step times give.
 TEST(RatrainStudy, ConstantsAreFittedOnThreeRows) {
   RatrainModel model(configs());
-  const double small = over_published(model, {"llama-2-7b", 2, 128, 1, 2, 16}, 144.28);
-  const double large =
-      over_published(model, {"baichuan2-13b", 2, 128, 1, 2, 32, RatrainMethod::kBackwardCheckpoint}, 937.04);
+  RatrainCase many{"llama-2-7b", 1, 1024, 1, 2, 2};
+  many.micro_batch_size = 4;
+  const double small = over_published(model, many, 148.75),
+               large = over_published(model, {"qwen2.5-32b", 8, 32, 1, 2, 128}, 1592.51);
   EXPECT_NEAR(small, -large, 0.02);
-  const double many = over_published(model, {"llama-2-7b", 2, 512, 1, 2, 16}, 148.75);
-  EXPECT_NEAR((1 + small) / (1 + many), 1, 0.01);
+  const double cut = over_published(model, {"baichuan2-13b", 2, 64, 2, 2, 64}, 826.53);
+  EXPECT_NEAR(cut, 0, 0.01);
+  RatrainCase few = many;
+  few.replicas = 256;
+  const double contention = model.step(few, platform()).step_seconds / model.step(many, platform()).step_seconds;
+  EXPECT_NEAR(contention, 144.28 / 148.75, 0.005);
+}
+
+// The order of table 2 and the ablation of figure 11, whose figures the constants are not fitted on.
+TEST(RatrainStudy, MethodsKeepTheirOrder) {
+  RatrainModel model(configs());
+  const auto seconds = [&](RatrainCase c, RatrainMethod method) {
+    c.method = method;
+    return model.step(c, platform()).step_seconds;
+  };
+  const RatrainCase plan{"baichuan2-13b", 2, 128, 1, 2, 32}, cut{"baichuan2-13b", 2, 64, 2, 2, 64};
+  const double full = seconds(plan, RatrainMethod::kFull), gathered = seconds(plan, RatrainMethod::kGatheredOnce),
+               tensor = seconds(cut, RatrainMethod::kFull),
+               checkpoint = seconds(plan, RatrainMethod::kBackwardCheckpoint);
+  EXPECT_LT(full, gathered);
+  EXPECT_LT(gathered, tensor);
+  EXPECT_LT(tensor, checkpoint);
+  EXPECT_LT(checkpoint, seconds(plan, RatrainMethod::kTuned));
+  EXPECT_NEAR(checkpoint / full, 1.33, 0.03);
 }
 
 TEST(RatrainStudy, MemoryOfPipelineAndDataParallelRows) {

@@ -56,6 +56,19 @@ TEST(CostModel, TheLongerOfProductsAndMemoryCounts) {
   EXPECT_DOUBLE_EQ(cost_of(graph, cost_model(graph, problem, platform), TaskKind::kForward, 1), 103);
 }
 
+TEST(CostModel, ProductsAndMemoryAddUpWhereThePlatformSaysSo) {
+  Problem problem = testing::small_problem(2, 1, 1, 1, false, 4);
+  problem.layers[1].forward_flops = 50000;
+  const StepGraph graph = build_step_graph(problem);
+  Platform platform = small_platform();
+  platform.memory_overlaps_products = false;
+  const double products = cost_of(graph, cost_model(graph, problem, platform), TaskKind::kForward, 1);
+  problem.layers[1].forward_flops = 0;
+  const double memory = cost_of(graph, cost_model(graph, problem, platform), TaskKind::kForward, 1);
+  EXPECT_GT(memory, 50);
+  EXPECT_DOUBLE_EQ(products, 100 + memory);
+}
+
 TEST(CostModel, MeasuredLayersCountAsMeasured) {
   Problem problem = testing::small_problem(2, 1, 1, 1, false, 4);
   problem.layers[1].forward_flops = 50000;
@@ -148,8 +161,10 @@ TEST(CostModel, CutLayersExchangeAcrossNodesWhereTheirGroupLeavesOne) {
   Problem whole = problem;
   for (LayerCatalogue& layer : whole.layers) layer.forward_exchange = {};
   const StepGraph graph = build_step_graph(problem);
+  Link own;  // of exchanges; none: that of collectives
   const auto exchange = [&](int devices_per_node, int rank) {
-    const Platform platform = small_platform(devices_per_node);
+    Platform platform = small_platform(devices_per_node);
+    platform.links[static_cast<size_t>(LinkUse::kExchange)].across_nodes = own;
     const int layer = rank < 4 ? 1 : 3;
     return cost_of(graph, cost_model(graph, problem, platform), TaskKind::kForward, layer, rank) -
            cost_of(graph, cost_model(graph, whole, platform), TaskKind::kForward, layer, rank);
@@ -162,6 +177,9 @@ TEST(CostModel, CutLayersExchangeAcrossNodesWhereTheirGroupLeavesOne) {
     EXPECT_DOUBLE_EQ(exchange(2, rank), kAcross);
     EXPECT_DOUBLE_EQ(exchange(1, rank), kAcross);
   }
+  own = {5, 100, "", 0};
+  EXPECT_DOUBLE_EQ(exchange(1, 0), 2 * 5 + 400 / 100.0);
+  EXPECT_DOUBLE_EQ(exchange(4, 0), kWithin);
 }
 
 // Three ranks on nodes of two: what two of them do on their host has half its memory's rate.

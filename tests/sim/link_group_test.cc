@@ -33,9 +33,24 @@ std::vector<double> ends(const CostTable& costs) {
 }
 
 TEST(FairRates, WhatOneCannotUseGoesToTheOthers) {
-  EXPECT_EQ(fair_rates({1, 10, 10}, 9), (std::vector<double>{1, 4, 4}));
-  EXPECT_EQ(fair_rates({1, 2, 3}, 100), (std::vector<double>{1, 2, 3}));
-  EXPECT_EQ(fair_rates({5, 5}, 6), (std::vector<double>{3, 3}));
+  EXPECT_EQ(fair_rates({{1}, {10}, {10}}, 9), (std::vector<double>{1, 4, 4}));
+  EXPECT_EQ(fair_rates({{1}, {2}, {3}}, 100), (std::vector<double>{1, 2, 3}));
+  EXPECT_EQ(fair_rates({{5}, {5}}, 6), (std::vector<double>{3, 3}));
+}
+
+TEST(FairRates, FollowWeights) {
+  EXPECT_EQ(fair_rates({{10, 3}, {10, 1}}, 8), (std::vector<double>{6, 2}));
+  // The first leaves what it cannot use of its three quarters.
+  EXPECT_EQ(fair_rates({{4, 3}, {10, 1}}, 8), (std::vector<double>{4, 4}));
+}
+
+TEST(LinkGroup, AWeakLaneWaitsForTheOthers) {
+  CostTable costs = transfers({0, 0}, {30, 10}, {10, 10}, 10);
+  costs.lane_weight = {3, 1};
+  // 7.5 and 2.5 a second: both end together.
+  const auto end = ends(costs);
+  EXPECT_DOUBLE_EQ(end[0], 4);
+  EXPECT_DOUBLE_EQ(end[1], 4);
 }
 
 TEST(LinkGroup, TwoTransfersShareWhileBothAreUnderWay) {

@@ -1,5 +1,6 @@
 #include "sim/platform.h"
 
+#include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -80,6 +81,13 @@ TEST(Platform, MeasuredLayersAreFoundByTheirShape) {
   EXPECT_EQ(p.measurement(shape_of(layer, 4)), nullptr);
 }
 
+TEST(Platform, PaceReadsBack) {
+  Platform p = parse_platform(kSmall, "p.json");
+  p.pace = {0.01, {{1, 1.25, 0.875}, {1.5, 1, 1}}};
+  p.memory_overlaps_products = false;
+  EXPECT_EQ(parse_platform(platform_to_json(p).dump(), "again"), p);
+}
+
 TEST(Platform, WhatIsWrongIsNamedWithItsPlace) {
   EXPECT_EQ(message_for("1e9", "1e9"), "accepted");
   EXPECT_THAT(message_for("memory_bytes_per_second\": 1e8", "memory_bytes_per_secnd\": 1e8"),
@@ -97,6 +105,14 @@ TEST(Platform, WhatIsWrongIsNamedWithItsPlace) {
   EXPECT_THAT(message_for("\"forward_seconds\": 0.5, \"update_seconds\": 0.25", "\"forward_seconds\": null"),
               HasSubstr("no seconds"));
   EXPECT_THAT(message_for("\"devices_per_node\": 2,", ""), HasSubstr("'devices_per_node' is missing"));
+  const auto pace = [](const std::string& text) {
+    return message_for("\"devices_per_node\": 2,", "\"devices_per_node\": 2, \"pace\": " + text + ",");
+  };
+  EXPECT_EQ(pace(R"({"piece_seconds": 0.01, "ranks": [[1, 2], [2, 1]]})"), "accepted");
+  EXPECT_THAT(pace(R"({"piece_seconds": 0.01})"), HasSubstr("'pace.ranks' is missing"));
+  for (const char* ranks : {"[]", "[[]]", "[[1, 2], [1]]", "[[0]]", "[1]"})
+    EXPECT_THAT(pace(fmt::format(R"({{"piece_seconds": 0.01, "ranks": {}}})", ranks)),
+                HasSubstr("'pace.ranks': expected lists of one length"));
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 
 #include "base/error.h"
 #include "schedule/problems.h"
+#include "sim/graphs.h"
+#include "sim/pace.h"
 #include "support/thinning.h"
 
 namespace trainer {
@@ -76,6 +78,48 @@ TEST(Folding, ChangesNothing) {
                       fmt::format("P {} D {} node {} variant {}", stages, replicas, node, variant));
         }
   EXPECT_GT(foldable, 100);
+}
+
+// Two replicas that are slow in turn: a step takes as long as the slower of them, whichever that is.
+TEST(Pace, ReplicasWaitForTheSlower) {
+  const Problem problem = testing::small_problem(2, 1, 2, 2, false, 4);
+  Platform platform = shared_platform(1);
+  platform.memory_group.clear();
+  const double even = predict_step(problem, platform).step.step_seconds;
+  platform.pace = {1e9, {{2, 1}, {1, 2}}};
+  const double uneven = predict_step(problem, platform).step.step_seconds;
+  EXPECT_GT(uneven, 1.5 * even);
+  platform.pace.ranks = {{2, 2}};
+  EXPECT_NEAR(predict_step(problem, platform).step.step_seconds, uneven, 1e-9 * uneven);
+  platform.pace.ranks = {{1, 1}};
+  EXPECT_NEAR(predict_step(problem, platform).step.step_seconds, even, 1e-9 * even);
+}
+
+TEST(Pace, TheStepIsTheMedianOfThoseThatWereFound) {
+  const Problem problem = testing::small_problem(2, 1, 1, 1, false, 4);
+  Platform platform = shared_platform(1);
+  platform.memory_group.clear();
+  const double even = predict_step(problem, platform).step.step_seconds;
+  platform.pace = {1e9, {{1, 3, 1, 1, 2}}};
+  EXPECT_NEAR(predict_step(problem, platform).step.step_seconds, even, 1e-9 * even);
+  platform.pace.ranks = {{1, 3, 2, 2, 1}};
+  EXPECT_NEAR(predict_step(problem, platform).step.step_seconds, 2 * even, 1e-9 * even);
+}
+
+// Work of one second from the second half of a piece on is half at its pace and half at the next one's.
+TEST(Pace, FollowsTheWorkOfALane) {
+  StepGraphBuilder builder;
+  const LaneId lane = builder.lane(0, LaneKind::kCompute);
+  for (int i = 0; i < 3; ++i) builder.append(testing::bare_task(TaskKind::kForward, lane));
+  const StepGraph graph = builder.build();
+  CostTable costs;
+  costs.seconds = {0.5, 1, 0};
+  costs.bytes = {0, 4, 0};
+  costs.rate = {0, 8, 0};
+  const CostTable paced = at_pace(graph, costs, {1, {{1, 3}}}, 0);
+  EXPECT_EQ(paced.seconds, (std::vector<double>{0.5, 1 * (0.5 * 1 + 1 * 3) / 1.5, 0}));
+  EXPECT_DOUBLE_EQ(paced.bytes[1], 4 * 3.5 / 1.5);
+  EXPECT_DOUBLE_EQ(at_pace(graph, costs, {1, {{1, 3}}}, 1).seconds[0], 1.5);
 }
 
 TEST(Folding, IsRefusedWhereReplicasLieDifferently) {

@@ -1,0 +1,200 @@
+#include "app/machine_profile.h"
+
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "app/agreement.h"
+#include "app/training_data.h"
+#include "base/error.h"
+#include "base/statistics.h"
+#include "comm/collectives.h"
+#include "device/arena.h"
+#include "model/layer.h"
+#include "ops/gemm_rate.h"
+
+namespace trainer {
+namespace {
+
+constexpr int64_t kCopyBytes = int64_t{64} << 20;  // of each array; beyond what caches hold
+constexpr int kCopies = 5;
+constexpr int64_t kLeastSum = int64_t{1} << 20, kLongestSum = int64_t{8} << 20;  // bytes
+
+// Bytes read and written a second by a kernel that adds one array to another.
+double memory_rate(KernelSet& kernels) {
+  Arena arena(2 * static_cast<size_t>(kCopyBytes));
+  auto* sum = reinterpret_cast<float*>(arena.bytes().data());
+  auto* term = sum + kCopyBytes / 4;
+  std::vector<double> seconds;
+  for (int i = 0; i < kCopies; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    kernels.add(ref(sum), ref(static_cast<const float*>(term)), kCopyBytes / 4);
+    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return 3 * static_cast<double>(kCopyBytes) / median(seconds);
+}
+
+double matmul_rate(KernelSet& kernels, const ProfileSubject& s) {
+  const ModelConfig& m = s.model;
+  const int64_t tokens = s.config.training.micro_batch_size * s.config.data.sequence_length;
+  const std::vector<GemmShape> shapes = {{tokens, m.ffn_hidden_size * (m.gated_mlp() ? 2 : 1), m.hidden_size},
+                                         {tokens, m.hidden_size, m.ffn_hidden_size}};
+  return measure_gemm_rate(kernels, s.config.precision.compute, shapes);
+}
+
+double mean_over_ranks(Communicator& world, double value) {
+  sum_over_ranks(world, std::span(&value, 1));
+  return value / world.size();
+}
+
+// The longest message between stages and the shortest sum that is worth timing, in bytes.
+struct TransferSizes {
+  int64_t message = 0, sum = 0;
+};
+
+TransferSizes transfer_sizes(const std::vector<ProfileSubject>& subjects) {
+  TransferSizes sizes;
+  for (const ProfileSubject& s : subjects) {
+    const LayerCatalogue block = Model(s.model, s.config.data.sequence_length)
+                                     .layer(1)
+                                     .catalogue(s.config.training.micro_batch_size,
+                                                s.config.data.sequence_length, s.config.precision.compute);
+    sizes.message = std::max(sizes.message, block.output_bytes);
+    sizes.sum = std::max(sizes.sum, 4 * block.parameters);
+  }
+  sizes.sum = std::clamp(sizes.sum, kLeastSum, kLongestSum);
+  return sizes;
+}
+
+std::unique_ptr<KernelSet> kernels_of(const ProfileSubject& s) {
+  return make_host_kernels(static_cast<int>(s.config.device.threads));
+}
+
+}  // namespace
+
+ProfileSubject read_profile_subject(const std::string& path, const std::vector<std::string>& overrides,
+                                    int cores) {
+  ProfileSubject s;
+  s.config = read_config(path, overrides);
+  if (s.config.parallel.tensor_parallel_size > 1)
+    input_error("{}: 'parallel.tensor_parallel_size' is {}; layers that are cut over ranks are not measured",
+                path, s.config.parallel.tensor_parallel_size);
+  if (s.config.device.threads == 0) s.config.device.threads = cores;
+  int64_t vocabulary = 0;
+  if (s.config.model.vocabulary_size == 0 && !s.config.data.tokenizer.empty())
+    vocabulary = load_tokenizer(s.config.data.tokenizer)->vocabulary_size();
+  s.model = make_model_config(s.config, vocabulary);
+  return s;
+}
+
+Platform to_platform(const MachineProfile& profile) {
+  Platform p;
+  p.name = "this-machine";
+  p.source = profile.source;
+  p.devices_per_node = profile.ranks_per_node;
+  p.memory_bytes = profile.memory_bytes;
+  p.matmul_per_second = profile.matmul_flops_per_second;
+  p.memory_bytes_per_second = profile.memory_bytes_per_second;
+  if (!profile.task_overhead_seconds.empty()) p.task_overhead_seconds = median(profile.task_overhead_seconds);
+  p.host_memory_bytes = profile.node_memory_bytes;
+  p.host_memory_bytes_per_second = profile.ranks_per_node * profile.memory_bytes_per_second;
+  p.collective_algorithm = profile.collective_algorithm;
+  p.measured = profile.layers;
+  p.pace = profile.pace;
+  double forward = 0, backward = 0, ideal = 0;
+  for (const MeasuredLayer& m : p.measured) {
+    if (m.shape.layer != "block") continue;
+    ideal += m.shape.forward_flops / p.matmul_per_second.at(m.shape.precision);
+    forward += m.forward_seconds;
+    backward += m.backward_seconds;
+  }
+  constexpr double kLeast = 1e-6;
+  if (forward > 0 && backward > 0) {
+    p.forward_efficiency = p.recover_efficiency = std::clamp(ideal / forward, kLeast, 1.0);
+    p.backward_efficiency = std::clamp(2 * ideal / backward, kLeast, 1.0);
+  }
+  const auto set = [&](Link Platform::LinkPair::*place, const char* where,
+                       const std::optional<LinkProfile>& link) {
+    if (!link) return;
+    const auto write = [&](LinkUse use, const Link& measured, const std::string& source) {
+      auto& pair = p.links[static_cast<size_t>(use)];
+      pair.*place = measured;
+      pair.source += fmt::format("{}{}: {}", pair.source.empty() ? "" : "; ", where, source);
+    };
+    write(LinkUse::kBoundary, {link->latency_seconds, link->bytes_per_second, "", 0},
+          fmt::format(
+              "a message from a rank that computes to one that waits; with nothing else going on, long ones "
+              "alone {:.3g} bytes/s, from every rank to the next at once {:.3g} each",
+              link->alone_bytes_per_second, link->together_bytes_per_second));
+    write(LinkUse::kCollective,
+          {link->sum_latency_seconds, link->sum_bytes_per_second, "", link->sum_cores.share, link->sum_cores.weight},
+          "all-reduce of a block's gradient in training's chunks, alone and beside matrix products");
+  };
+  set(&Platform::LinkPair::within_node, "within a node", profile.within_node);
+  set(&Platform::LinkPair::across_nodes, "across nodes", profile.across_nodes);
+  return p;
+}
+
+MachineProfiler::MachineProfiler(const MpiEnvironment& mpi, Communicator& world,
+                                 const std::vector<ProfileSubject>& subjects, int cores, int steps)
+    : world_(world), subjects_(subjects), steps_(steps) {
+  const Config& first = subjects.front().config;
+  const auto plural = [](int64_t count) { return count == 1 ? "" : "s"; };
+  rates_.source = fmt::format(
+      "measured by trainer profile: {} rank{} at once, {} on a machine, {} thread{} each on {} core{}, "
+      "kernels {}",
+      mpi.size(), plural(mpi.size()), mpi.local_size(), first.device.threads, plural(first.device.threads),
+      cores, plural(cores), make_host_kernels(1)->name());
+  rates_.ranks_per_node = mpi.local_size();
+  rates_.node_memory_bytes = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+  rates_.memory_bytes = rates_.node_memory_bytes / mpi.local_size();
+  rates_.collective_algorithm = name_of(first.parallel.grad_sync);
+  for (const ProfileSubject& s : subjects) {
+    double& rate = rates_.matmul_flops_per_second[name_of(s.config.precision.compute)];
+    if (rate > 0) continue;
+    const auto kernels = kernels_of(s);
+    world_.barrier();
+    rate = mean_over_ranks(world_, matmul_rate(*kernels, s));
+    world_.barrier();
+    rates_.memory_bytes_per_second = mean_over_ranks(world_, memory_rate(*kernels));
+  }
+}
+
+MachineProfile MachineProfiler::measure_links() const {
+  MachineProfile profile = rates_;
+  if (world_.size() == 1) return profile;
+  const TransferSizes sizes = transfer_sizes(subjects_);
+  const ProfileSubject& s = subjects_.front();
+  const auto kernels = kernels_of(s);
+  const auto measure = [&](Communicator& group) -> std::optional<LinkProfile> {
+    if (group.size() == 1) return std::nullopt;
+    return trainer::measure_links(group, *kernels, s.config.precision.compute, sizes.message, sizes.sum,
+                                  s.config.parallel.grad_sync);
+  };
+  const auto nodes = world_.nodes();
+  const auto me = static_cast<size_t>(world_.rank());
+  const auto place = std::count(nodes.begin(), nodes.begin() + world_.rank(), nodes[me]);
+  profile.within_node = measure(*world_.split(nodes[me], world_.rank()));
+  profile.across_nodes = measure(*world_.split(static_cast<int>(place), world_.rank()));
+  return profile;
+}
+
+void MachineProfiler::measure_layers(const ProfileSubject& subject, MachineProfile& profile) const {
+  world_.barrier();
+  const LayerProfile fresh =
+      trainer::measure_layers(subject.config, subject.model, world_, steps_, rates_.memory_bytes);
+  profile.task_overhead_seconds.push_back(fresh.task_overhead_seconds);
+  profile.pace.piece_seconds = fresh.pace.piece_seconds;
+  profile.pace.ranks.resize(fresh.pace.ranks.size());
+  for (size_t r = 0; r < fresh.pace.ranks.size(); ++r)
+    profile.pace.ranks[r].insert(profile.pace.ranks[r].end(), fresh.pace.ranks[r].begin(),
+                                 fresh.pace.ranks[r].end());
+  for (const MeasuredLayer& m : fresh.layers) {
+    const auto same = [&](const MeasuredLayer& other) { return other.shape == m.shape; };
+    if (std::none_of(profile.layers.begin(), profile.layers.end(), same)) profile.layers.push_back(m);
+  }
+}
+
+}  // namespace trainer
