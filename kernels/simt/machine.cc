@@ -270,7 +270,7 @@ const std::byte* Machine::meet(uint32_t mask, const void* message, size_t bytes,
   self.held = &meeting;
   self.where = where;
   self.mask = mask;
-  std::memcpy(meeting.messages[static_cast<size_t>(lane())].data(), message, bytes);
+  if (bytes > 0) std::memcpy(meeting.messages[static_cast<size_t>(lane())].data(), message, bytes);
   if (!meeting.complete()) {
     wait(State::kAtMeeting);
     return meeting.messages[0].data();

@@ -17,6 +17,7 @@
 #define __global__
 #define __device__
 #define __host__
+#define __constant__ static
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 
