@@ -12,9 +12,12 @@
 #include "ops/tensor.h"
 #if defined(__CUDACC__)
 #include "cuda/device_cuda.h"
-#define TRAINER_UNROLL _Pragma("unroll")
+#define TRAINER_PRAGMA(text) _Pragma(#text)
+#define TRAINER_UNROLL TRAINER_PRAGMA(unroll)
+#define TRAINER_UNROLL_BY(times) TRAINER_PRAGMA(unroll times)
 #else
 #define TRAINER_UNROLL
+#define TRAINER_UNROLL_BY(times)
 #endif
 
 namespace trainer::TRAINER_DEVICE_NAMESPACE {
