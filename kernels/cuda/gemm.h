@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "cuda/device.h"
+#include "cuda/backend.h"
 #include "ops/tensor.h"
 
 namespace trainer::TRAINER_DEVICE_NAMESPACE {
