@@ -89,12 +89,14 @@ void Machine::run_block(dim3 block_index) {
     Thread& thread = threads_[static_cast<size_t>(i)];
     thread.state = State::kFresh;
     thread.held = nullptr;
+    thread.index = unrolled(i, block_);
     make_ready(i);
   }
   for (int w = 0; w * kWarpThreads < count_; ++w) {
     const int lanes = std::min(kWarpThreads, count_ - w * kWarpThreads);
     Warp& warp = warps_[static_cast<size_t>(w)];
     warp.lanes = lanes == kWarpThreads ? ~0u : (1u << lanes) - 1;
+    warp.ended = 0;
     for (const auto& meeting : warp.meetings) meeting->mask = meeting->arrived = meeting->holding = 0;
   }
   current_machine = this;
@@ -139,7 +141,7 @@ void Machine::resume(int thread, Fiber& from, bool last) {
   }
   next.state = State::kReady;
   current_ = thread;
-  threadIdx = unrolled(thread, block_);
+  threadIdx = next.index;
   if (last) from.leave_to(next.fiber);
   from.switch_to(next.fiber);
 }
@@ -173,6 +175,7 @@ void Machine::fail(const std::string& what) {
 
 void Machine::end_thread() {
   ++ended_;
+  warps_[static_cast<size_t>(current_ / kWarpThreads)].ended |= 1u << lane();
   release(threads_[static_cast<size_t>(current_)]);
   if (at_barrier_ > 0) {
     run_error("ends while {} threads wait at the barrier of {}", at_barrier_, line_of(barrier_where_));
@@ -253,11 +256,9 @@ const std::byte* Machine::meet(uint32_t mask, const void* message, size_t bytes,
   if ((mask & ~warp.lanes) != 0) {
     run_error("{}: the mask {:#x} has lanes that the block lacks", line_of(where), mask);
   }
-  for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
-    const int other = number * kWarpThreads + std::countr_zero(rest);
-    if (threads_[static_cast<size_t>(other)].state == State::kEnded) {
-      run_error("{}: the mask {:#x} has thread {}, which has ended", line_of(where), mask, other);
-    }
+  if ((mask & warp.ended) != 0) {
+    run_error("{}: the mask {:#x} has thread {}, which has ended", line_of(where), mask,
+              number * kWarpThreads + std::countr_zero(mask & warp.ended));
   }
   Meeting& meeting = meeting_of(warp, mask);
   if (meeting.arrived == 0) {
@@ -288,7 +289,8 @@ const std::byte* Machine::meet(uint32_t mask, const void* message, size_t bytes,
 
 std::string Machine::place(int thread) const {
   return fmt::format("kernel of {} ({}), block {}, thread {}", grid_->where.function_name(),
-                     line_of(grid_->where), triple(block_index_), triple(unrolled(thread, block_)));
+                     line_of(grid_->where), triple(block_index_),
+                     triple(threads_[static_cast<size_t>(thread)].index));
 }
 
 std::string Machine::standstill() const {
@@ -306,7 +308,7 @@ std::string Machine::standstill() const {
     if (told++ == 0) {
       text = place(i) + ": waits for ever: ";
     } else {
-      text += fmt::format("; thread {} ", triple(unrolled(i, block_)));
+      text += fmt::format("; thread {} ", triple(thread.index));
     }
     text += thread.state == State::kAtBarrier
                 ? fmt::format("at the barrier of {}", line_of(thread.where))

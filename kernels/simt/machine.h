@@ -75,6 +75,7 @@ class Machine {
   };
   struct Thread {
     Fiber fiber;
+    dim3 index;
     State state = State::kFresh;
     std::source_location where;  // where it waits
     uint32_t mask = 0;           // whom it waits for in its warp
@@ -82,7 +83,7 @@ class Machine {
   };
   struct Warp {
     std::vector<std::unique_ptr<Meeting>> meetings;
-    uint32_t lanes = 0;  // that exist
+    uint32_t lanes = 0, ended = 0;  // that exist; that have ended
   };
   struct Cancelled {};  // unwinds the threads of a kernel that failed
 
