@@ -1,7 +1,8 @@
 // KernelSet over the device kernels, for both of their builds.
 //
 // Every pointer is to memory of the device, but for AttentionShape::document_starts and what a call returns.
-// Calls start kernels in the stream and return, except `classifier`, which waits for its result.
+// Calls start kernels in the stream and return, except `classifier`, which waits for its result. Document
+// starts in pinned memory must last until the stream has read them.
 #pragma once
 
 #include <memory>

@@ -71,7 +71,6 @@ Fiber::Fiber(Fiber&&) noexcept = default;
 void Fiber::prepare(std::span<std::byte> stack, Entry entry, void* argument, bool portable) {
   entry_ = entry;
   argument_ = argument;
-  fake_stack_ = nullptr;
   bottom_ = stack.data();
   size_ = stack.size();
 #if defined(TRAINER_FIBER_SANITIZER)
@@ -117,13 +116,11 @@ void Fiber::arrived() {
 #endif
 }
 
-void Fiber::change(Fiber& next, bool last) {
+void Fiber::switch_to(Fiber& next) {
   running = &next;
   previous = this;
 #if defined(TRAINER_FIBER_SANITIZER)
-  __sanitizer_start_switch_fiber(last ? nullptr : &fake_stack_, next.bottom_, next.size_);
-#else
-  (void)last;
+  __sanitizer_start_switch_fiber(&fake_stack_, next.bottom_, next.size_);
 #endif
 #if defined(__x86_64__)
   const bool portable = next.portable_ || portable_;
@@ -143,17 +140,22 @@ void Fiber::change(Fiber& next, bool last) {
 }
 
 void Fiber::leave_to(Fiber& next) {
-  change(next, true);
+  switch_to(next);
   std::abort();  // nothing switches to a fiber that is done
 }
 
-FiberStacks::~FiberStacks() {
+FiberPool& FiberPool::of_this_thread() {
+  thread_local FiberPool pool;
+  return pool;
+}
+
+FiberPool::~FiberPool() {
   for (std::byte* group : groups_) munmap(group, kGroup * (kGuardBytes + kStackBytes));
 }
 
-std::span<std::byte> FiberStacks::stack(size_t index) {
+Fiber& FiberPool::prepared(size_t index, Fiber::Entry entry, void* argument, bool portable) {
   constexpr size_t kWhole = kGuardBytes + kStackBytes;
-  while (groups_.size() * kGroup <= index) {
+  while (fibers_.size() <= index) {
     void* memory = mmap(nullptr, kGroup * kWhole, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) run_error("no memory for the stacks of simulated threads: {}", strerror(errno));
@@ -163,8 +165,11 @@ std::span<std::byte> FiberStacks::stack(size_t index) {
         run_error("the stacks of simulated threads cannot be guarded: {}", strerror(errno));
       }
     }
+    for (size_t i = 0; i < kGroup; ++i) fibers_.push_back(std::make_unique<Fiber>());
   }
-  return {groups_[index / kGroup] + index % kGroup * kWhole + kGuardBytes, kStackBytes};
+  std::byte* const stack = groups_[index / kGroup] + index % kGroup * kWhole + kGuardBytes;
+  fibers_[index]->prepare({stack, kStackBytes}, entry, argument, portable);
+  return *fibers_[index];
 }
 
 }  // namespace trainer::simt

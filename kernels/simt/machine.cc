@@ -136,14 +136,14 @@ void Machine::enter(int thread) { resume(thread, host_, false); }
 void Machine::resume(int thread, Fiber& from, bool last) {
   Thread& next = threads_[static_cast<size_t>(thread)];
   if (next.state == State::kFresh) {
-    next.fiber.prepare(stacks_.stack(static_cast<size_t>(thread)), &thread_entry, this,
-                       options_.portable_switch);
+    next.fiber = &FiberPool::of_this_thread().prepared(static_cast<size_t>(thread), &thread_entry, this,
+                                                       options_.portable_switch);
   }
   next.state = State::kReady;
   current_ = thread;
   threadIdx = next.index;
-  if (last) from.leave_to(next.fiber);
-  from.switch_to(next.fiber);
+  if (last) from.leave_to(*next.fiber);
+  from.switch_to(*next.fiber);
 }
 
 void Machine::thread_entry(void* machine) {
@@ -153,10 +153,10 @@ void Machine::thread_entry(void* machine) {
   thread.state = State::kEnded;
   if (self->failure_.empty()) {
     const int next = self->next_ready();
-    if (next >= 0) self->resume(next, thread.fiber, true);
+    if (next >= 0) self->resume(next, *thread.fiber, true);
     if (self->ended_ < self->count_) self->failure_ = self->standstill();
   }
-  thread.fiber.leave_to(self->host_);
+  thread.fiber->leave_to(self->host_);
 }
 
 void Machine::run_thread() {
@@ -192,10 +192,10 @@ void Machine::wait(State state) {
     return;
   }
   if (next >= 0) {
-    resume(next, self.fiber, false);
+    resume(next, *self.fiber, false);
   } else {
     failure_ = standstill();
-    self.fiber.switch_to(host_);
+    self.fiber->switch_to(host_);
   }
   if (cancelled_) throw Cancelled{};
 }

@@ -74,7 +74,7 @@ class Machine {
     bool complete() const { return arrived == mask; }
   };
   struct Thread {
-    Fiber fiber;
+    Fiber* fiber = nullptr;
     dim3 index;
     State state = State::kFresh;
     std::source_location where;  // where it waits
@@ -105,7 +105,6 @@ class Machine {
 
   const SimtOptions options_;
   uint64_t random_state_;
-  FiberStacks stacks_;
   Fiber host_;
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;
