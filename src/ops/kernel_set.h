@@ -26,6 +26,7 @@ struct WorkspaceShape {
   int64_t vocabulary = 0;        // 0: no classifier
   int64_t sequence = 0;          // longest key range of attention
   int64_t heads = 0, head_dim = 0;
+  int64_t positions = 0;         // batch x key_rows of attention with documents, where that is more than `tokens`
   int64_t tensor_ranks = 1;      // that share the classifier; `vocabulary` is then the largest part of one
 };
 

@@ -157,7 +157,7 @@ TEST_P(AttentionBlocksTest, ExtremeScores) {
   expect_near(expected.out, actual.out, 2e-3 + within("attention"), "out");
 }
 
-TRAINER_OP_CASES(AttentionBlocksTest);
+TRAINER_HOST_CASES(AttentionBlocksTest);
 
 }  // namespace
 }  // namespace trainer

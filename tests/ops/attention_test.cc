@@ -13,7 +13,8 @@ class AttentionTest : public OpTest {
                     .hidden = s.heads * s.head_dim,
                     .sequence = s.key_length,
                     .heads = s.heads,
-                    .head_dim = s.head_dim},
+                    .head_dim = s.head_dim,
+                    .positions = s.batch * s.key_rows},
                    threads);
   }
 };

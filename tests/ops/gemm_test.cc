@@ -93,7 +93,7 @@ TEST_P(GemmTest, NonFiniteOperandsReachExactlyTheirResults) {
   }
 }
 
-TRAINER_OP_CASES(GemmTest);
+TRAINER_HOST_CASES(GemmTest);
 
 // oneDNN's products run, slowly, on processors without bf16 instructions too: what is tested here is the
 // cutting into blocks and the arguments, for the processors where this way is chosen.

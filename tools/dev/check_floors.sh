@@ -59,7 +59,8 @@ check_includes() {
       where = file ":" number ": "
 
       if (header ~ /^mpi(_|-|\.h$)|^mpi\// && file !~ /^src\/comm\/mpi\//) print where "MPI belongs into src/comm/mpi: " header
-      if (header ~ /^(cuda|cublas|cudnn|curand|nccl|nvToolsExt|nvtx3)/ && file !~ /^(src\/device\/cuda|src\/comm\/nccl|kernels\/cuda)\//)
+      own = internal && header ~ /^cuda\//
+      if (header ~ /^(cuda|cublas|cudnn|curand|nccl|nvToolsExt|nvtx3)/ && !own && file !~ /^(src\/device\/cuda|src\/comm\/nccl|kernels\/cuda)\//)
         print where "CUDA belongs into src/device/cuda, src/comm/nccl or kernels/cuda: " header
       if (path[1] == "include" && internal && header !~ /^trainer\//) print where "a public header includes the internal " header
 
@@ -67,7 +68,7 @@ check_includes() {
       if (floor == "" || !internal) next
       if (!(floor in allowed)) { print where "floor " floor " is not in src/CMakeLists.txt"; next }
       split(header, inner, "/")
-      target = inner[1] ~ /^(cpu|cuda)$/ ? "kernels" : inner[1]
+      target = inner[1] ~ /^(cpu|cuda|simt)$/ ? "kernels" : inner[1]
       if (target == "trainer") {
         if (floor != "app") print where "only src/app implements the public headers: " header
       } else if (target == "kernels") {
