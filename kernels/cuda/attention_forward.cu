@@ -1,7 +1,5 @@
-// A block of threads takes a block of queries of one head through the keys that any of them sees; each warp
-// has its own queries, with a running largest score and sum per query (online softmax).
-#include "cuda/attention_arguments.h"
-#include "cuda/attention_tiles.h"
+// Forward: each warp keeps a running largest score and sum for each of its queries (online softmax).
+#include "cuda/attention_queries.h"
 
 namespace trainer::TRAINER_DEVICE_NAMESPACE {
 namespace {
@@ -33,11 +31,11 @@ struct ForwardShape<float, 128> {
 template <class T, int kWidth>
 struct ForwardMemory : ForwardShape<T, kWidth> {
   using Shape = ForwardShape<T, kWidth>;
-  using Tile = SharedTile<T, kWidth>;
+  using Block = QueryBlock<T, kWidth, Shape::kM, Shape::kWarps, Shape::kKeys>;
+  using Tile = typename Block::Tile;
   using Weights = WeightTile<T, 16 * Shape::kM, Shape::kKeys>;
-  static constexpr int kQueries = 16 * Shape::kM * Shape::kWarps, kThreads = kWarpThreads * Shape::kWarps;
   static constexpr int kElements =
-      Tile::elements(kQueries) + 4 * Tile::elements(Shape::kKeys) + Shape::kWarps * Weights::kElements;
+      Tile::elements(Block::kQueries) + 4 * Tile::elements(Shape::kKeys) + Shape::kWarps * Weights::kElements;
 };
 
 // Turns scores into weights below the largest score of each row so far; what was summed before shrinks to
@@ -89,52 +87,27 @@ __device__ __forceinline__ void online_softmax(FragmentC (&scores)[kM][kN], Frag
 }
 
 template <class T, int kWidth>
-__global__ void __launch_bounds__(ForwardMemory<T, kWidth>::kThreads)
+__global__ void __launch_bounds__(ForwardMemory<T, kWidth>::Block::kThreads)
     attention_forward_kernel(AttentionArguments<T> a) {
   using Memory = ForwardMemory<T, kWidth>;
+  using Block = typename Memory::Block;
   using Tile = typename Memory::Tile;
   constexpr int kM = Memory::kM, kKeys = Memory::kKeys, kN = kKeys / 8, kD = kWidth / 8;
-  constexpr int kThreads = Memory::kThreads, kStride = Tile::kStride;
   SharedArena arena;
-  const Tile queries = {arena.take<T>(Tile::elements(Memory::kQueries))};
+  const Tile queries = {arena.take<T>(Tile::elements(Block::kQueries))};
   const Tile keys = {arena.take<T>(Tile::elements(2 * kKeys))};  // of this step and the next
   const Tile values = {arena.take<T>(Tile::elements(2 * kKeys))};
   const SharedSpan<T> places = arena.take<T>(Memory::kWarps * Memory::Weights::kElements);
-
-  const int batch = static_cast<int>(blockIdx.z), head = static_cast<int>(blockIdx.y);
-  const int kv_head = head / (a.heads / a.kv_heads);
-  const int first_query =
-      static_cast<int>(gridDim.x - 1 - blockIdx.x) * Memory::kQueries;  // the longest first
-  const int warp_query = first_query + 16 * kM * warp_index();
-  const KeyRange block_first = a.visible(batch, first_query),
-                 block_last = a.visible(batch, first_query + Memory::kQueries - 1);
-  const KeyRange warp_first = a.visible(batch, warp_query),
-                 warp_last = a.visible(batch, warp_query + 16 * kM - 1);
-  KeyRange rows[kM][2];
-  TRAINER_UNROLL
-  for (int m = 0; m < kM; ++m) {
-    TRAINER_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      rows[m][half] = a.visible(batch, warp_query + 16 * m + fragment_row(2 * half));
-    }
-  }
-
-  CopyQueue queue;
-  const auto begin_copy = [&](int step) {
-    const int place = step % 2 * kKeys;
-    copy_tile<kKeys, kWidth, kStride, kThreads>(queue, keys.from_row(place).data,
-                                                a.keys(batch, step * kKeys, kv_head));
-    copy_tile<kKeys, kWidth, kStride, kThreads>(queue, values.from_row(place).data,
-                                                a.values(batch, step * kKeys, kv_head));
-  };
-  copy_tile<Memory::kQueries, kWidth, kStride, kThreads>(queue, queries.data,
-                                                         a.queries(batch, first_query, head));
-  const int begin = block_first.first / kKeys, end = (block_last.last + kKeys - 1) / kKeys;
-  begin_copy(begin);
-  queue.commit();
-
   const Tile own_queries = queries.from_row(16 * kM * warp_index());
   const SharedSpan<T> own_place = places + warp_index() * Memory::Weights::kElements;
+
+  const Block block(a);
+  CopyQueue queue;
+  copy_tile<Block::kQueries, kWidth, Tile::kStride, Block::kThreads>(
+      queue, queries.data, a.queries(block.batch, block.first_query, block.head));
+  block.begin_copy(queue, a, keys, values, block.begin);
+  queue.commit();
+
   const float factor = a.scale * kLog2E;
   FragmentC sums[kM][kD];
   clear(sums);
@@ -144,34 +117,30 @@ __global__ void __launch_bounds__(ForwardMemory<T, kWidth>::kThreads)
     largest[m][0] = largest[m][1] = -INFINITY;
     total[m][0] = total[m][1] = 0.0f;
   }
-  for (int step = begin; step < end; ++step) {
+  for (int step = block.begin; step < block.end; ++step) {
     queue.wait<0>();
     __syncthreads();  // everyone's copies of this step are there, and nobody reads the place of the next
-    if (step + 1 < end) begin_copy(step + 1);
+    if (step + 1 < block.end) block.begin_copy(queue, a, keys, values, step + 1);
     queue.commit();
     const int first_key = step * kKeys;
-    if (warp_query >= a.query_length || first_key >= warp_last.last || first_key + kKeys <= warp_first.first)
-      continue;
-    const int place = step % 2 * kKeys;
+    if (block.sees_nothing(a, first_key)) continue;
     FragmentC scores[kM][kN];
     clear(scores);
-    multiply_rows(scores, own_queries, keys.from_row(place));
-    if (first_key < warp_last.first || first_key + kKeys > warp_first.last) {
+    multiply_rows(scores, own_queries, keys.from_row(Block::half(step)));
+    if (block.some_hidden(first_key)) {
       TRAINER_UNROLL
       for (int m = 0; m < kM; ++m) {
         TRAINER_UNROLL
         for (int n = 0; n < kN; ++n) {
           TRAINER_UNROLL
           for (int value = 0; value < 4; ++value) {
-            const int key = first_key + 8 * n + fragment_column(value);
-            const KeyRange& range = rows[m][value / 2];
-            if (key < range.first || key >= range.last) scores[m][n].values[value] = -INFINITY;
+            if (block.hidden(m, value, first_key + 8 * n)) scores[m][n].values[value] = -INFINITY;
           }
         }
       }
     }
     online_softmax(scores, sums, largest, total, factor);
-    multiply_weights(sums, scores, values.from_row(place), own_place);
+    multiply_weights(sums, scores, values.from_row(Block::half(step)), own_place);
   }
   queue.wait<0>();
 
@@ -182,13 +151,14 @@ __global__ void __launch_bounds__(ForwardMemory<T, kWidth>::kThreads)
       float sum = total[m][half];
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      const int query = warp_query + 16 * m + fragment_row(2 * half);
+      const int query = block.query(m, half);
       if (query >= a.query_length) continue;
       if (fragment_column(0) == 0) {
-        a.result_log_sum_exp[a.statistic_at(batch, query, head)] = largest[m][half] * a.scale + logf(sum);
+        a.result_log_sum_exp[a.statistic_at(block.batch, query, block.head)] =
+            largest[m][half] * a.scale + logf(sum);
       }
       const float scale = 1.0f / sum;
-      T* row = a.result + a.out_at(batch, query, head);
+      T* row = a.result + a.out_at(block.batch, query, block.head);
       TRAINER_UNROLL
       for (int d = 0; d < kD; ++d) {
         store_pair(row, 8 * d + fragment_column(0), a.head_dim, a.vectors,
@@ -202,8 +172,8 @@ template <class T>
 void launch_attention_forward(const AttentionArguments<T>& a, int64_t batch, Stream stream) {
   with_head_width(a.head_dim, [&](auto width) {
     using Memory = ForwardMemory<T, decltype(width)::value>;
-    const dim3 grid(divide_up(a.query_length, Memory::kQueries), a.heads, batch);
-    launch(attention_forward_kernel<T, decltype(width)::value>, grid, Memory::kThreads,
+    const dim3 grid(divide_up(a.query_length, Memory::Block::kQueries), a.heads, batch);
+    launch(attention_forward_kernel<T, decltype(width)::value>, grid, Memory::Block::kThreads,
            Memory::kElements * sizeof(T), stream, a);
   });
 }

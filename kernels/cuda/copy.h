@@ -9,9 +9,9 @@ namespace trainer::TRAINER_DEVICE_NAMESPACE {
 // other threads by a barrier behind it.
 class CopyQueue {
  public:
-  // `from` null: 16 bytes of zeros.
+  // Unless `inside`, zeros, and `from` is not looked at.
   template <class T>
-  __device__ __forceinline__ void copy(SharedSpan<T> to, const T* from);
+  __device__ __forceinline__ void copy(SharedSpan<T> to, const T* from, bool inside);
   // Closes a group of copies, which may be empty.
   __device__ __forceinline__ void commit();
   // Until all groups but the last kLeft are there.
@@ -23,7 +23,7 @@ class CopyQueue {
   // What is under way is nonsense until `wait`, so that a read that comes too early shows.
   struct Pending {
     SharedSpan<uint4> to;
-    const void* from;
+    const void* from;  // null: zeros
     int group;
   };
   static constexpr int kMost = 256;
@@ -35,10 +35,10 @@ class CopyQueue {
 #if defined(TRAINER_CUDA)
 
 template <class T>
-__device__ __forceinline__ void CopyQueue::copy(SharedSpan<T> to, const T* from) {
+__device__ __forceinline__ void CopyQueue::copy(SharedSpan<T> to, const T* from, bool inside) {
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to.data()));
-  const int bytes = from ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes)
+  const int bytes = inside ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes)
                : "memory");
 }
 __device__ __forceinline__ void CopyQueue::commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -50,12 +50,13 @@ __device__ __forceinline__ void CopyQueue::wait() {
 #else
 
 template <class T>
-void CopyQueue::copy(SharedSpan<T> to, const T* from) {
-  require(reinterpret_cast<uintptr_t>(from) % 16 == 0, "a copy of 16 bytes from where it is not aligned");
+void CopyQueue::copy(SharedSpan<T> to, const T* from, bool inside) {
+  require(!inside || reinterpret_cast<uintptr_t>(from) % 16 == 0,
+          "a copy of 16 bytes from where it is not aligned");
   require(count_ < kMost, "a thread has more than {} copies under way", kMost);
   const SharedSpan<uint4> there = to.template as<uint4>();
   there[0] = {~0u, ~0u, ~0u, ~0u};
-  pending_[count_++] = {there, from, group_};
+  pending_[count_++] = {there, inside ? from : nullptr, group_};
 }
 inline void CopyQueue::commit() { ++group_; }
 template <int kLeft>
@@ -99,7 +100,7 @@ __device__ __forceinline__ void copy_tile(CopyQueue& queue, SharedSpan<T> to, co
       if (kRows * kPieces % kThreads != 0 && piece >= kRows * kPieces) break;
       const int row = piece / kPieces, column = piece % kPieces * kPiece;
       const bool inside = row < from.rows && column < from.columns;
-      queue.copy(to + (row * kStride + column), inside ? from.data + row * from.stride + column : nullptr);
+      queue.copy(to + (row * kStride + column), from.data + row * from.stride + column, inside);
     }
   } else {
     for (int element = static_cast<int>(threadIdx.x); element < kRows * kColumns; element += kThreads) {
