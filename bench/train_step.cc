@@ -9,6 +9,7 @@
 #include <map>
 #include <thread>
 
+#include "app/kernels.h"
 #include "app/options.h"
 #include "app/training_rank.h"
 #include "base/error.h"
@@ -99,7 +100,7 @@ class Grid {
     resolve_parallel(config, model, stages);
     for (int r = 0; r < stages; ++r) inputs_.emplace_back(config, model.vocabulary_size);
     on_every_rank([&](size_t r) {
-      ranks_[r] = std::make_unique<TrainingRank>(config, model, make_host_kernels(threads),
+      ranks_[r] = std::make_unique<TrainingRank>(config, model, make_kernels(config.device),
                                                  *communicators_[r], nullptr, nullptr, &inputs_[r]);
     });
   }
@@ -218,6 +219,7 @@ Arguments parse(const Words& words) {
   if (precision != "bf16" && precision != "fp32")
     input_error("--precision: expected bf16 or fp32, found '{}'", precision);
   Config& c = a.config;
+  c.device.threads = a.threads;
   c.precision.compute = precision == "bf16" ? DType::kBF16 : DType::kF32;
   c.data.sequence_length = options.integer("--sequence", 1024, 1);
   c.training.global_batch_size = options.integer("--sequences-per-step", 8, 1);
@@ -246,7 +248,7 @@ class ProductRates {
   ProductRates(const Arguments& a)
       : dtype_(a.config.precision.compute),
         shapes_(product_shapes(a)),
-        kernels_(make_host_kernels(a.threads)),
+        kernels_(make_kernels(a.config.device)),
         rates_(shapes_.size()) {}
 
   void measure() {
@@ -346,7 +348,7 @@ Json measure(const Arguments& a) {
   Json r;
   r["command"] = a.command;
   r["machine"] = fmt::format("{}, {} cores, kernels {}", processor_name(), allowed_cores().size(),
-                             make_host_kernels(1)->name());
+                             make_kernels(a.config.device)->name());
   r["plan"] = subject.describe();
   r["parameters"] = subject.model().parameter_count();
   r["threads"] = a.threads;
