@@ -9,6 +9,8 @@
 #include <set>
 
 #include "app/agreement.h"
+#include "app/cycle_profile.h"
+#include "app/kernels.h"
 #include "app/options.h"
 #include "app/parallel_command.h"
 #include "app/training_data.h"
@@ -29,6 +31,9 @@ Measures this machine for the layers of the configs' models, their micro-batches
 writes a platform file (docs/platforms.md) that 'trainer simulate' and 'trainer plan' read. Under mpirun all
 ranks measure at the same time, and messages and sums between them are measured too: start as many ranks as
 the plans have on a machine. No dataset is read.
+
+With device.kind mt3000-sim nothing is measured: cycles of the layers are counted on a simulated cluster, whatever
+their size, and all but them is the platform mt3000's.
 
   --out FILE               where to write it (default: this-machine.json)
   --steps N                recorded training steps of each program (default 5)
@@ -101,7 +106,7 @@ void add_links(MachineProfile& profile, Communicator& world, const std::vector<S
     if (m.shape.layer == "block") block = std::max(block, 4 * m.shape.parameters);
   }
   const Subject& s = subjects.front();
-  const auto kernels = make_host_kernels(static_cast<int>(s.config.device.threads));
+  const auto kernels = make_kernels(s.config.device);
   const auto measure = [&](Communicator& group) -> std::optional<LinkProfile> {
     if (group.size() == 1) return std::nullopt;
     return measure_links(group, *kernels, s.config.precision.compute, message,
@@ -123,7 +128,7 @@ MachineProfile measure(const std::vector<Subject>& subjects, const MpiEnvironmen
   profile.collective_algorithm = name_of(subjects.front().config.parallel.grad_sync);
   std::vector<double> overheads;
   for (const Subject& s : subjects) {
-    const auto kernels = make_host_kernels(static_cast<int>(s.config.device.threads));
+    const auto kernels = make_kernels(s.config.device);
     double& rate = profile.matmul_flops_per_second[name_of(s.config.precision.compute)];
     world.barrier();
     if (rate == 0) {
@@ -142,8 +147,14 @@ MachineProfile measure(const std::vector<Subject>& subjects, const MpiEnvironmen
       "kernels {}",
       mpi.size(), mpi.size() == 1 ? "" : "s", mpi.local_size(), subjects.front().config.device.threads,
       subjects.front().config.device.threads == 1 ? "" : "s", cores.size(), cores.size() == 1 ? "" : "s",
-      make_host_kernels(1)->name());
+      make_kernels(subjects.front().config.device)->name());
   return profile;
+}
+
+Platform count_platform(const std::vector<Subject>& subjects) {
+  MachineProfile profile;
+  for (const Subject& s : subjects) add_layers(profile, count_layers(s.config, s.model));
+  return simulated_platform(std::move(profile.layers.layers));
 }
 
 int profile(const MpiEnvironment& mpi, std::span<const std::string> words) {
@@ -160,8 +171,14 @@ int profile(const MpiEnvironment& mpi, std::span<const std::string> words) {
     steps = static_cast<int>(arguments.options.integer("--steps", 5, 1));
     for (const std::string& path : arguments.configs)
       subjects.push_back(read_subject(path, arguments.overrides, static_cast<int>(cores.size())));
+    for (size_t s = 1; s < subjects.size(); ++s)
+      if (subjects[s].config.device.kind != subjects[0].config.device.kind)
+        input_error("{} and {} differ in 'device.kind'; a platform is of one kind", arguments.configs[0],
+                    arguments.configs[s]);
   });
-  const Platform platform = to_platform(measure(subjects, mpi, *world, steps, cores));
+  const bool simulated = is_simulated(subjects.front().config.device);
+  const Platform platform =
+      simulated ? count_platform(subjects) : to_platform(measure(subjects, mpi, *world, steps, cores));
   if (mpi.rank() == 0) {
     write_file_atomically(out, platform_to_json(platform).dump(2) + "\n");
     log_info("{}: {} layer shapes; written to {}", platform.source, platform.measured.size(), out);
@@ -184,18 +201,7 @@ Platform to_platform(const MachineProfile& profile) {
   p.host_memory_bytes_per_second = profile.ranks_per_node * profile.memory_bytes_per_second;
   p.collective_algorithm = profile.collective_algorithm;
   p.measured = profile.layers.layers;
-  double forward = 0, backward = 0, ideal = 0;
-  for (const MeasuredLayer& m : p.measured) {
-    if (m.shape.layer != "block") continue;
-    ideal += m.shape.forward_flops / p.matmul_per_second.at(m.shape.precision);
-    forward += m.forward_seconds;
-    backward += m.backward_seconds;
-  }
-  constexpr double kLeast = 1e-6;
-  if (forward > 0 && backward > 0) {
-    p.forward_efficiency = p.recover_efficiency = std::clamp(ideal / forward, kLeast, 1.0);
-    p.backward_efficiency = std::clamp(2 * ideal / backward, kLeast, 1.0);
-  }
+  set_efficiencies(p);
   const auto set = [&](Link Platform::LinkPair::*place, const char* where,
                        const std::optional<LinkProfile>& link) {
     if (!link) return;
