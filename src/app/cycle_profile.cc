@@ -159,9 +159,10 @@ Platform simulated_platform(std::vector<MeasuredLayer> layers) {
       "measured. All but the layers and the rates of products and DDR is the platform mt3000's: " +
       p.source;
   p.device_source =
-      "Simulated; fp32 stands for a cluster that computes products in fp16, and activations count 4 "
-      "bytes an element where they are sent. " +
-      p.device_source;
+      "Simulated: rates of the model of one cluster; efficiency is what the counted blocks reach. fp32 "
+      "stands for "
+      "products in fp16, and activations count 4 bytes an element where they are sent. memory_bytes is the "
+      "platform mt3000's.";
   p.counts_multiply_adds = true;
   p.matmul_per_second = {{name_of(DType::kF32), machine.peak_macs_per_second}};
   p.memory_bytes_per_second = machine.ddr_bytes_per_second;
