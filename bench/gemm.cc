@@ -1,124 +1,30 @@
-// Matrix products on the simulated DSP cluster: counted cycles beside the published figures.
-#include <cstdio>
-
-#include "app/command.h"
-#include "app/options.h"
-#include "base/error.h"
-#include "base/json.h"
-#include "dsp/check.h"
-#include "dsp/published.h"
+// Matrix products on the host, and on the simulated DSP cluster.
+#include "gemm/backends.h"
+#include "support/kernel_bench.h"
 
 namespace trainer {
 namespace {
 
-constexpr const char* kUsage = R"(usage: gemm [options]
+constexpr const char* kAbout =
+    R"(Matrix products of a linear layer, y[m, n] = x[m, k] w[n, k]^T, and those of its backward.
 
-Counts the cycles of C[m, n] = A[m, k] B[k, n] on a simulated cluster of 24 DSPs, each with the best tile that fits
-its memories. By default the five products that RATrain publishes. Simulated: no such machine is measured.
+  host: the products of the models' blocks and classifiers, in all three directions, beside oneDNN's matmul. The ceiling
+        is the best rate that the kernels reach on the model's feed-forward shapes.
+  dsp:  counted cycles of C[m, n] = A[m, k] B[k, n] on a simulated cluster of 24 DSPs, each with the best tile that fits
+        its memories; by default the five products that RATrain publishes. Simulated: no such machine is measured.
+        Of the options below it has --m, --k, --n, --quick and --json.)";
 
-  --backend NAME    dsp (default); the host's products are measured by train_step
-  --m M --k K --n N one product instead, in elements
-  --json            rows as a JSON array on standard output
-
-A small product is computed in fp16 in the same run and held against double precision.
+constexpr const char* kOwnOptions =
+    R"(  --backend NAME   host (default) or dsp
+  --m M --k K --n N  one product instead, in elements
 )";
-
-dsp::GemmProblem read_problem(const Options& options) {
-  const auto length = [&](const char* name) {
-    options.required(name);
-    return options.integer(name, 0, 1, 1 << 20);
-  };
-  return {.m = length("--m"), .k = length("--k"), .n = length("--n")};
-}
-
-std::vector<dsp::GemmProblem> read_problems(const Options& options) {
-  if (options.has("--m") || options.has("--k") || options.has("--n")) return {read_problem(options)};
-  std::vector<dsp::GemmProblem> problems;
-  for (const dsp::PublishedGemm& published : dsp::kPublishedGemms) problems.push_back(published.problem);
-  return problems;
-}
-
-double checked_error(const dsp::Machine& machine) {
-  const dsp::GemmProblem small{.m = 100, .k = 192, .n = 288};
-  const double error = dsp::gemm_error(machine, small, {2, 32, 96, 96, 192}, 1);
-  if (error > dsp::kGemmTolerance)
-    run_error("the product in fp16 is {} away from double precision, more than {}", error,
-              dsp::kGemmTolerance);
-  return error;
-}
-
-Json published_row(const dsp::GemmProblem& p) {
-  for (const dsp::PublishedGemm& published : dsp::kPublishedGemms)
-    if (published.problem.m == p.m && published.problem.k == p.k && published.problem.n == p.n)
-      return {{"mac_utilisation", published.utilisation / 100},
-              {"tera_macs_per_second", published.tera_macs_per_second},
-              {"milliseconds", published.milliseconds}};
-  return nullptr;
-}
-
-Json count_row(const dsp::Machine& machine, const dsp::GemmProblem& p, double error) {
-  const dsp::GemmTile tile = search_gemm_tile(machine, p);
-  const dsp::GemmResult result = run_gemm(machine, p, tile);
-  const double utilisation = result.utilisation(machine, p);
-  return {{"backend", "dsp"},
-          {"simulated", true},
-          {"m", p.m},
-          {"k", p.k},
-          {"n", p.n},
-          {"mac_utilisation", utilisation},
-          {"tera_macs_per_second", utilisation * machine.peak_macs_per_second / 1e12},
-          {"milliseconds", machine.seconds(result.count.cycles) * 1e3},
-          {"cycles", result.count.cycles},
-          {"compute_cycles", result.count.compute_cycles},
-          {"ddr_bytes", result.count.ddr_bytes},
-          {"on_chip_bytes", result.count.on_chip_bytes},
-          {"tile",
-           {{"rows", tile.rows},
-            {"depth", tile.depth},
-            {"columns", tile.columns},
-            {"panel_depth", tile.panel_depth},
-            {"resident_columns", tile.resident_columns}}},
-          {"published", published_row(p)},
-          {"check_error", error}};
-}
-
-void print_table(const Json& rows, double error) {
-  fmt::print("simulated DSP cluster; check against double precision: error {:.2e} of the largest value\n",
-             error);
-  fmt::print("{:>6} {:>6} {:>6} {:>8} {:>10} {:>9} {:>8}  {}\n", "m", "k", "n", "MAC use", "published",
-             "TMAC/s", "ms", "tile M2 x K2 x N2, Kg, resident columns");
-  for (const Json& row : rows) {
-    const Json &tile = row["tile"], &published = row["published"];
-    const std::string figure =
-        published.is_null() ? "-" : fmt::format("{:.2f} %", published["mac_utilisation"].get<double>() * 100);
-    fmt::print("{:>6} {:>6} {:>6} {:>6.2f} % {:>10} {:>9.3f} {:>8.2f}  {} x {} x {}, {}, {}\n",
-               row["m"].get<int64_t>(), row["k"].get<int64_t>(), row["n"].get<int64_t>(),
-               row["mac_utilisation"].get<double>() * 100, figure, row["tera_macs_per_second"].get<double>(),
-               row["milliseconds"].get<double>(), tile["rows"].get<int64_t>(), tile["depth"].get<int64_t>(),
-               tile["columns"].get<int64_t>(), tile["panel_depth"].get<int64_t>(),
-               tile["resident_columns"].get<int64_t>());
-  }
-}
-
-void run(const std::vector<std::string>& words) {
-  const Options options(words, {"--backend", "--m", "--k", "--n"}, {"--json"});
-  if (const std::string backend = options.find("--backend").value_or("dsp"); backend != "dsp")
-    input_error("option '--backend': '{}' is not counted here; choose dsp", backend);
-  const dsp::Machine machine;
-  const std::vector<dsp::GemmProblem> problems = read_problems(options);
-  const double error = checked_error(machine);
-  Json rows = Json::array();
-  for (const dsp::GemmProblem& problem : problems) rows.push_back(count_row(machine, problem, error));
-  if (options.has("--json"))
-    fmt::print("{}\n", rows.dump(2));
-  else
-    print_table(rows, error);
-}
 
 }  // namespace
 }  // namespace trainer
 
 int main(int argc, char** argv) {
-  const std::vector<std::string> words(argv + 1, argv + argc);
-  return trainer::run_command({"gemm", trainer::kUsage, false, true}, words, [&] { trainer::run(words); });
+  using namespace trainer;
+  return run_program({"gemm", kernel_usage("gemm", kAbout, kOwnOptions)}, argc, argv, [](Words words) {
+    return take_backend(words, {"host", "dsp"}) == "host" ? gemm_on_host(words) : gemm_on_dsp(words);
+  });
 }

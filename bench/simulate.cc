@@ -1,16 +1,16 @@
 // How many tasks a second the simulator runs on one core.
-#include <algorithm>
-#include <cstdio>
+#include <fmt/core.h>
+
 #include <ctime>
 #include <string>
 #include <vector>
 
-#include "app/command.h"
-#include "base/error.h"
+#include "app/options.h"
 #include "base/json.h"
 #include "base/statistics.h"
 #include "schedule/passes.h"
 #include "sim/simulator.h"
+#include "support/program.h"
 
 namespace trainer {
 namespace {
@@ -26,44 +26,27 @@ is built before the clock starts; the clock counts processor time.
   --micro-batches M   (default 128)
   --steps N           (default 4)
   --repeats N         (default 5)
+  --quick             a tiny model, to see whether it works
   --json              one JSON object on standard output
 )";
 
 struct Arguments {
-  int stages = 8, replicas = 1, blocks = 64, micro_batches = 128, steps = 4, repeats = 5;
-  bool json = false;
+  int stages = 0, replicas = 0, blocks = 0, micro_batches = 0, steps = 0, repeats = 0;
 };
 
-int positive(const std::string& word, const std::string& text) {
-  size_t end = 0;
-  int value = 0;
-  try {
-    value = std::stoi(text, &end);
-  } catch (const std::exception&) {
-  }
-  if (value < 1 || end != text.size())
-    input_error("option '{}': expected an integer above 0, found '{}'", word, text);
-  return value;
-}
-
-Arguments parse(const std::vector<std::string>& words) {
-  Arguments a;
-  const std::vector<std::pair<std::string, int*>> options = {
-      {"--stages", &a.stages}, {"--replicas", &a.replicas}, {"--blocks", &a.blocks},
-      {"--steps", &a.steps},   {"--repeats", &a.repeats},   {"--micro-batches", &a.micro_batches}};
-  for (size_t i = 0; i < words.size(); ++i) {
-    if (words[i] == "--json") {
-      a.json = true;
-      continue;
-    }
-    const auto it = std::find_if(options.begin(), options.end(),
-                                 [&](const auto& option) { return option.first == words[i]; });
-    if (it == options.end()) input_error("unknown option '{}'; --help lists them", words[i]);
-    if (i + 1 == words.size()) input_error("option '{}' needs a value", words[i]);
-    *it->second = positive(words[i], words[i + 1]);
-    ++i;
-  }
-  return a;
+Arguments parse(const Words& words) {
+  const Options options(
+      words, {"--stages", "--replicas", "--blocks", "--micro-batches", "--steps", "--repeats"}, {"--quick"});
+  const bool quick = options.has("--quick");
+  const auto number = [&](const char* name, int64_t fallback, int64_t when_quick) {
+    return static_cast<int>(options.integer(name, quick ? when_quick : fallback, 1, 1 << 20));
+  };
+  return {.stages = number("--stages", 8, 2),
+          .replicas = number("--replicas", 1, 1),
+          .blocks = number("--blocks", 64, 4),
+          .micro_batches = number("--micro-batches", 128, 4),
+          .steps = number("--steps", 4, 2),
+          .repeats = number("--repeats", 5, 2)};
 }
 
 Problem invented_problem(const Arguments& a) {
@@ -116,17 +99,12 @@ Json measure(const Arguments& a) {
   return result;
 }
 
-void run(const std::vector<std::string>& words) {
-  const Arguments arguments = parse(words);
-  const Json r = measure(arguments);
-  if (arguments.json) {
-    fmt::print("{}\n", r.dump(2));
-    return;
-  }
+void print(const Json& r) {
+  const auto number = [&](const char* key) { return r[key].get<int64_t>(); };
   fmt::print("{} stages x {} replicas, {} layers, {} micro-batches: {} tasks a step, built in {:.3f} s\n",
-             arguments.stages, arguments.replicas, arguments.blocks, arguments.micro_batches,
-             r["tasks_per_step"].get<int64_t>(), r["build_seconds"].get<double>());
-  fmt::print("{} steps in {:.4f} s: {:.2f} M tasks/s\n", arguments.steps, r["seconds"].get<double>(),
+             number("stages"), number("replicas"), number("blocks"), number("micro_batches"),
+             number("tasks_per_step"), r["build_seconds"].get<double>());
+  fmt::print("{} steps in {:.4f} s: {:.2f} M tasks/s\n", number("steps"), r["seconds"].get<double>(),
              r["tasks_per_second"].get<double>() / 1e6);
 }
 
@@ -134,7 +112,8 @@ void run(const std::vector<std::string>& words) {
 }  // namespace trainer
 
 int main(int argc, char** argv) {
-  const std::vector<std::string> words(argv + 1, argv + argc);
-  return trainer::run_command({"simulate", trainer::kUsage, false, true}, words,
-                              [&] { trainer::run(words); });
+  using namespace trainer;
+  return run_program({"simulate", kUsage}, argc, argv, [](const Words& words) {
+    return Report{measure(parse(words)), print};
+  });
 }

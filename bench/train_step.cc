@@ -1,6 +1,5 @@
 // How fast a training step is, next to the rate of matrix products measured in the same run.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <ctime>
@@ -10,7 +9,7 @@
 #include <map>
 #include <thread>
 
-#include "app/command.h"
+#include "app/kernels.h"
 #include "app/options.h"
 #include "app/training_rank.h"
 #include "base/error.h"
@@ -20,8 +19,9 @@
 #include "comm/in_process.h"
 #include "device/arena.h"
 #include "device/cores.h"
-#include "ops/classifier_chunk.h"
 #include "ops/gemm_rate.h"
+#include "support/models.h"
+#include "support/program.h"
 
 namespace trainer {
 namespace {
@@ -47,10 +47,6 @@ Model FLOPs count causal attention half and no recomputation. Peak memory is rea
 )";
 
 constexpr double kRoundSeconds = 0.6;  // of measuring matrix products
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // Processor time of each thread that lives, by its id.
 std::map<std::string, double> thread_seconds() {
@@ -104,7 +100,7 @@ class Grid {
     resolve_parallel(config, model, stages);
     for (int r = 0; r < stages; ++r) inputs_.emplace_back(config, model.vocabulary_size);
     on_every_rank([&](size_t r) {
-      ranks_[r] = std::make_unique<TrainingRank>(config, model, make_host_kernels(threads),
+      ranks_[r] = std::make_unique<TrainingRank>(config, model, make_kernels(config.device),
                                                  *communicators_[r], nullptr, nullptr, &inputs_[r]);
     });
   }
@@ -126,11 +122,11 @@ class Grid {
 
   double step() {
     const int64_t number = ++steps_;
-    const double begin = now();
+    const double begin = steady_seconds();
     const std::clock_t processor_begin = std::clock();
     const auto threads_begin = thread_seconds();
     on_every_rank([&](size_t r) { ranks_[r]->run(number, 1, nullptr); });
-    const double seconds = now() - begin;
+    const double seconds = steady_seconds() - begin;
     double other = static_cast<double>(std::clock() - processor_begin) / CLOCKS_PER_SEC;
     for (const auto& [thread, all] : thread_seconds())
       if (const auto before = threads_begin.find(thread); before != threads_begin.end())
@@ -181,35 +177,8 @@ class Grid {
 };
 
 ModelConfig named_model(const std::string& name) {
-  ModelConfig m;
-  m.tie_word_embeddings = true;
-  if (name == "gpt2-124m" || name == "llama-110m") {
-    const bool gpt2 = name == "gpt2-124m";
-    m.architecture = gpt2 ? Architecture::kGpt2 : Architecture::kLlama;
-    m.vocabulary_size = gpt2 ? 50257 : 32000;
-    m.hidden_size = 768;
-    m.num_layers = m.num_attention_heads = m.num_query_groups = 12;
-    m.head_dim = 64;
-    m.ffn_hidden_size = gpt2 ? 3072 : 2048;
-    m.max_position_embeddings = gpt2 ? 1024 : 4096;
-    m.qkv_bias = m.output_bias = m.mlp_bias = gpt2;
-    return m;
-  }
-  if (name == "qwen2.5-0.5b") {
-    m.architecture = Architecture::kQwen2;
-    m.vocabulary_size = 151936;
-    m.hidden_size = 896;
-    m.num_layers = 24;
-    m.num_attention_heads = 14;
-    m.num_query_groups = 2;
-    m.head_dim = 64;
-    m.ffn_hidden_size = 4864;
-    m.max_position_embeddings = 32768;
-    m.norm_epsilon = 1e-6;
-    m.rope_theta = 1e6;
-    m.qkv_bias = true;
-    return m;
-  }
+  for (const NamedModel& model : published_models())
+    if (model.name == name) return model.shape;
   if (!std::filesystem::exists(name))
     input_error("--model {}: neither gpt2-124m, llama-110m or qwen2.5-0.5b nor a file with a model's shape",
                 name);
@@ -226,20 +195,18 @@ struct Arguments {
   ModelConfig model;
   std::string model_name, command;
   int threads = 0, steps = 0, ranks = 1;
-  bool json = false;
 };
 
-Arguments parse(std::span<const std::string> words) {
+Arguments parse(const Words& words) {
   const Options options(words,
                         {"--model", "--precision", "--sequence", "--sequences-per-step", "--micro-batch",
                          "--threads", "--steps", "--ranks"},
-                        {"--json"});
+                        {});
   Arguments a;
   a.command = "train_step";
   for (const auto& word : words) a.command += " " + word;
   a.model_name = options.required("--model");
   a.model = named_model(a.model_name);
-  a.json = options.has("--json");
   a.steps = static_cast<int>(options.integer("--steps", 3, 3));
   a.ranks = static_cast<int>(options.integer("--ranks", 1, 1));
   const auto cores = static_cast<int>(allowed_cores().size());
@@ -252,6 +219,7 @@ Arguments parse(std::span<const std::string> words) {
   if (precision != "bf16" && precision != "fp32")
     input_error("--precision: expected bf16 or fp32, found '{}'", precision);
   Config& c = a.config;
+  c.device.threads = a.threads;
   c.precision.compute = precision == "bf16" ? DType::kBF16 : DType::kF32;
   c.data.sequence_length = options.integer("--sequence", 1024, 1);
   c.training.global_batch_size = options.integer("--sequences-per-step", 8, 1);
@@ -267,15 +235,12 @@ Arguments parse(std::span<const std::string> words) {
   return a;
 }
 
-// The products of one micro-batch: [tokens, output, input]; the classifier's of one chunk of logits.
+// The products of one micro-batch.
 std::vector<GemmShape> product_shapes(const Arguments& a) {
-  const ModelConfig& m = a.model;
   const int64_t tokens = a.config.training.micro_batch_size * a.config.data.sequence_length;
-  return {{tokens, m.q_width() + 2 * m.kv_width(), m.hidden_size},
-          {tokens, m.hidden_size, m.q_width()},
-          {tokens, m.ffn_hidden_size * (m.gated_mlp() ? 2 : 1), m.hidden_size},
-          {tokens, m.hidden_size, m.ffn_hidden_size},
-          {std::min(tokens, classifier_chunk_tokens(m.vocabulary_size)), m.vocabulary_size, m.hidden_size}};
+  std::vector<GemmShape> shapes = block_products(a.model, tokens);
+  shapes.push_back(classifier_product(a.model, tokens));
+  return shapes;
 }
 
 class ProductRates {
@@ -283,7 +248,7 @@ class ProductRates {
   ProductRates(const Arguments& a)
       : dtype_(a.config.precision.compute),
         shapes_(product_shapes(a)),
-        kernels_(make_host_kernels(a.threads)),
+        kernels_(make_kernels(a.config.device)),
         rates_(shapes_.size()) {}
 
   void measure() {
@@ -383,7 +348,7 @@ Json measure(const Arguments& a) {
   Json r;
   r["command"] = a.command;
   r["machine"] = fmt::format("{}, {} cores, kernels {}", processor_name(), allowed_cores().size(),
-                             make_host_kernels(1)->name());
+                             make_kernels(a.config.device)->name());
   r["plan"] = subject.describe();
   r["parameters"] = subject.model().parameter_count();
   r["threads"] = a.threads;
@@ -449,20 +414,12 @@ void print(const Json& r) {
              100 * p["ratio_to_single_rank_without_bubble"].get<double>());
 }
 
-void run(std::span<const std::string> words) {
-  const Arguments arguments = parse(words);
-  const Json result = measure(arguments);
-  if (arguments.json)
-    fmt::print("{}\n", result.dump(2));
-  else
-    print(result);
-}
-
 }  // namespace
 }  // namespace trainer
 
 int main(int argc, char** argv) {
-  const std::vector<std::string> words(argv + 1, argv + argc);
-  return trainer::run_command({"train_step", trainer::kUsage, true, true}, words,
-                              [&] { trainer::run(words); });
+  using namespace trainer;
+  return run_program({"train_step", kUsage, true}, argc, argv, [](const Words& words) {
+    return Report{measure(parse(words)), print};
+  });
 }

@@ -8,6 +8,7 @@
 
 #include "app/ablation_report.h"
 #include "app/agreement.h"
+#include "app/kernels.h"
 #include "app/options.h"
 #include "app/parallel_command.h"
 #include "app/variant_run.h"
@@ -94,8 +95,8 @@ std::string describe_machine(const MpiEnvironment& mpi, const Config& config) {
   const auto plural = [](int64_t count) { return count == 1 ? "" : "s"; };
   const int64_t cores = sysconf(_SC_NPROCESSORS_ONLN), threads = config.device.threads;
   return fmt::format("{}, {} core{}, kernels {}; {} rank{} with {} thread{} each", processor_name(), cores,
-                     plural(cores), make_host_kernels(1)->name(), mpi.size(), plural(mpi.size()), threads,
-                     plural(threads));
+                     plural(cores), make_kernels(config.device)->name(), mpi.size(), plural(mpi.size()),
+                     threads, plural(threads));
 }
 
 std::string describe_command(const MpiEnvironment& mpi, std::span<const std::string> words) {

@@ -84,6 +84,21 @@ void check_stages(const Config& config, const std::string& name) {
                 name, p.stage_layers.size(), p.pipeline_parallel_size);
 }
 
+void check_device(const Config& config, const std::string& name) {
+  if (config.device.kind != DeviceKind::kMt3000Simulated) return;
+  if (config.precision.compute != DType::kF32)
+    input_error(
+        "{}: 'device.kind' is mt3000-sim, whose products round to fp16 themselves: set 'precision.compute' "
+        "to "
+        "fp32 (it is {})",
+        name, name_of(config.precision.compute));
+  if (config.parallel.tensor_parallel_size > 1)
+    input_error(
+        "{}: 'device.kind' is mt3000-sim, which has no layers cut over ranks: set "
+        "'parallel.tensor_parallel_size' to 1 (it is {})",
+        name, config.parallel.tensor_parallel_size);
+}
+
 void check_optimizer(const Config& config, const std::string& name) {
   const auto& o = config.optimizer;
   if (o.min_lr > o.lr)
@@ -160,6 +175,7 @@ void check_config(const Config& config, const std::string& name) {
   }
   check_batches(config, name);
   check_stages(config, name);
+  check_device(config, name);
   check_optimizer(config, name);
   check_data(config, name);
 }

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "app/account_bytes.h"
+#include "app/kernels.h"
 #include "app/training_rank.h"
 #include "base/error.h"
 #include "base/statistics.h"
@@ -17,8 +18,8 @@ namespace {
 
 constexpr int kMicroBatches = 3;  // the first, and two that add to its gradients
 
-// Without what a rank did when another had already come to its end: it then had the machine more to itself than in
-// training. All began together.
+// Without what a rank did when another had already come to its end: it then had the machine more to itself
+// than in training. All began together.
 void keep_common(std::vector<TimelineEvent>& events, Communicator& world) {
   double begin = INFINITY, end = 0;
   for (const TimelineEvent& e : events) {
@@ -37,8 +38,7 @@ void record(const Config& config, const ModelConfig& model, Communicator& world,
   const auto& t = config.training;
   const auto samples = std::make_shared<SyntheticSource>(config.data.sequence_length, model.vocabulary_size,
                                                          t.seed, 0, (steps + 1) * t.global_batch_size);
-  TrainingRank rank(config, model, make_host_kernels(static_cast<int>(config.device.threads)), *alone.front(),
-                    samples, nullptr);
+  TrainingRank rank(config, model, make_kernels(config.device), *alone.front(), samples, nullptr);
   rank.allocate();
   rank.initialize_random();
   world.barrier();
@@ -157,18 +157,23 @@ int64_t profiled_blocks(const Config& config, const ModelConfig& model, int64_t 
   return std::min(model.num_layers, std::clamp<int64_t>(left / bytes(1), 1, kProfiledBlocks));
 }
 
-LayerProfile measure_layers(const Config& config, const ModelConfig& model, Communicator& world, int steps,
-                            int64_t memory_bytes) {
+Config profiled_program(const Config& config) {
   Config one = config;
-  ModelConfig few = model;
-  few.num_layers = profiled_blocks(config, model, memory_bytes / 2);
   one.parallel = {};
   one.training.global_batch_size = kMicroBatches * one.training.micro_batch_size;
-  one.training.steps = steps + 1;
   one.device.memory_budget = {};
   one.schedule.passes.clear();
   one.schedule.last_stage_keeps = false;
   one.run.trace_steps.clear();
+  return one;
+}
+
+LayerProfile measure_layers(const Config& config, const ModelConfig& model, Communicator& world, int steps,
+                            int64_t memory_bytes) {
+  Config one = profiled_program(config);
+  ModelConfig few = model;
+  few.num_layers = profiled_blocks(config, model, memory_bytes / 2);
+  one.training.steps = steps + 1;
   for (int step = 2; step <= steps + 1; ++step) one.run.trace_steps.push_back(step);
   resolve_parallel(one, few, 1);
 
@@ -199,6 +204,20 @@ LayerProfile measure_layers(const Config& config, const ModelConfig& model, Comm
   each([&](double& value) { value = *next++ / world.size(); });
   profile.pace = gather_pace(world, pieces_of_work(profile, layers, element_bytes, std::move(events)));
   return profile;
+}
+
+void set_efficiencies(Platform& p) {
+  double forward = 0, backward = 0, ideal = 0;
+  for (const MeasuredLayer& m : p.measured) {
+    if (m.shape.layer != "block") continue;
+    ideal += m.shape.forward_flops / p.flops_per_second(m.shape.precision);
+    forward += m.forward_seconds;
+    backward += m.backward_seconds;
+  }
+  constexpr double kLeast = 1e-6;
+  if (forward <= 0 || backward <= 0) return;
+  p.forward_efficiency = p.recover_efficiency = std::clamp(ideal / forward, kLeast, 1.0);
+  p.backward_efficiency = std::clamp(2 * ideal / backward, kLeast, 1.0);
 }
 
 }  // namespace trainer

@@ -20,6 +20,9 @@ struct LayerProfile {
 inline constexpr int kProfiledBlocks = 8;
 int64_t profiled_blocks(const Config& config, const ModelConfig& model, int64_t memory_bytes);
 
+// A program of one stage for a config's layers: three micro-batches, no passes, no limit of memory.
+Config profiled_program(const Config& config);
+
 // The layers of a config's model for its micro-batches, precision and threads. Each rank of `world` runs
 // training steps of a program of one stage by itself, at the same time as the others: the kernels, the memory
 // and the dispatcher of a training run. `memory_bytes`: a rank's. Medians over `steps` steps after the first,
@@ -37,5 +40,8 @@ LayerProfile summarise_layers(const std::vector<LayerCatalogue>& layers, int64_t
 inline constexpr double kPieceSeconds = 0.01;
 std::vector<double> pieces_of_work(const LayerProfile& profile, const std::vector<LayerCatalogue>& layers,
                                    int64_t element_bytes, std::vector<TimelineEvent> events);
+
+// The share of its matmul rate that a platform's measured blocks reach, for layers that were not measured.
+void set_efficiencies(Platform& platform);
 
 }  // namespace trainer

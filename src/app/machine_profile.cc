@@ -7,6 +7,7 @@
 #include <chrono>
 
 #include "app/agreement.h"
+#include "app/kernels.h"
 #include "app/training_data.h"
 #include "base/error.h"
 #include "base/statistics.h"
@@ -68,10 +69,6 @@ TransferSizes transfer_sizes(const std::vector<ProfileSubject>& subjects) {
   return sizes;
 }
 
-std::unique_ptr<KernelSet> kernels_of(const ProfileSubject& s) {
-  return make_host_kernels(static_cast<int>(s.config.device.threads));
-}
-
 }  // namespace
 
 ProfileSubject read_profile_subject(const std::string& path, const std::vector<std::string>& overrides,
@@ -103,18 +100,7 @@ Platform to_platform(const MachineProfile& profile) {
   p.collective_algorithm = profile.collective_algorithm;
   p.measured = profile.layers;
   p.pace = profile.pace;
-  double forward = 0, backward = 0, ideal = 0;
-  for (const MeasuredLayer& m : p.measured) {
-    if (m.shape.layer != "block") continue;
-    ideal += m.shape.forward_flops / p.matmul_per_second.at(m.shape.precision);
-    forward += m.forward_seconds;
-    backward += m.backward_seconds;
-  }
-  constexpr double kLeast = 1e-6;
-  if (forward > 0 && backward > 0) {
-    p.forward_efficiency = p.recover_efficiency = std::clamp(ideal / forward, kLeast, 1.0);
-    p.backward_efficiency = std::clamp(2 * ideal / backward, kLeast, 1.0);
-  }
+  set_efficiencies(p);
   const auto set = [&](Link Platform::LinkPair::*place, const char* where,
                        const std::optional<LinkProfile>& link) {
     if (!link) return;
@@ -129,7 +115,8 @@ Platform to_platform(const MachineProfile& profile) {
               "alone {:.3g} bytes/s, from every rank to the next at once {:.3g} each",
               link->alone_bytes_per_second, link->together_bytes_per_second));
     write(LinkUse::kCollective,
-          {link->sum_latency_seconds, link->sum_bytes_per_second, "", link->sum_cores.share, link->sum_cores.weight},
+          {link->sum_latency_seconds, link->sum_bytes_per_second, "", link->sum_cores.share,
+           link->sum_cores.weight},
           "all-reduce of a block's gradient in training's chunks, alone and beside matrix products");
   };
   set(&Platform::LinkPair::within_node, "within a node", profile.within_node);
@@ -146,7 +133,7 @@ MachineProfiler::MachineProfiler(const MpiEnvironment& mpi, Communicator& world,
       "measured by trainer profile: {} rank{} at once, {} on a machine, {} thread{} each on {} core{}, "
       "kernels {}",
       mpi.size(), plural(mpi.size()), mpi.local_size(), first.device.threads, plural(first.device.threads),
-      cores, plural(cores), make_host_kernels(1)->name());
+      cores, plural(cores), make_kernels(first.device)->name());
   rates_.ranks_per_node = mpi.local_size();
   rates_.node_memory_bytes = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
   rates_.memory_bytes = rates_.node_memory_bytes / mpi.local_size();
@@ -154,7 +141,7 @@ MachineProfiler::MachineProfiler(const MpiEnvironment& mpi, Communicator& world,
   for (const ProfileSubject& s : subjects) {
     double& rate = rates_.matmul_flops_per_second[name_of(s.config.precision.compute)];
     if (rate > 0) continue;
-    const auto kernels = kernels_of(s);
+    const auto kernels = make_kernels(s.config.device);
     world_.barrier();
     rate = mean_over_ranks(world_, matmul_rate(*kernels, s));
     world_.barrier();
@@ -167,7 +154,7 @@ MachineProfile MachineProfiler::measure_links() const {
   if (world_.size() == 1) return profile;
   const TransferSizes sizes = transfer_sizes(subjects_);
   const ProfileSubject& s = subjects_.front();
-  const auto kernels = kernels_of(s);
+  const auto kernels = make_kernels(s.config.device);
   const auto measure = [&](Communicator& group) -> std::optional<LinkProfile> {
     if (group.size() == 1) return std::nullopt;
     return trainer::measure_links(group, *kernels, s.config.precision.compute, sizes.message, sizes.sum,
@@ -183,8 +170,11 @@ MachineProfile MachineProfiler::measure_links() const {
 
 void MachineProfiler::measure_layers(const ProfileSubject& subject, MachineProfile& profile) const {
   world_.barrier();
-  const LayerProfile fresh =
-      trainer::measure_layers(subject.config, subject.model, world_, steps_, rates_.memory_bytes);
+  add_layers(profile,
+             trainer::measure_layers(subject.config, subject.model, world_, steps_, rates_.memory_bytes));
+}
+
+void add_layers(MachineProfile& profile, const LayerProfile& fresh) {
   profile.task_overhead_seconds.push_back(fresh.task_overhead_seconds);
   profile.pace.piece_seconds = fresh.pace.piece_seconds;
   profile.pace.ranks.resize(fresh.pace.ranks.size());

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 
+#include "app/kernels.h"
 #include "app/training_rank.h"
 #include "base/error.h"
 #include "data/tokenizer.h"
@@ -10,6 +11,16 @@
 #include "runtime/tensor_communicator.h"
 
 namespace trainer {
+namespace {
+
+// Kernels that size the workspace alone, for the threads that the config names: those of this machine have no
+// say.
+std::unique_ptr<KernelSet> sizing_kernels(DeviceSection device) {
+  device.threads = std::max<int64_t>(device.threads, 1);
+  return make_kernels(device);
+}
+
+}  // namespace
 
 ModelConfig planned_model_from_hugging_face(const Json& json, const std::string& where) {
   if (!is_planned_only(json, where)) return model_config_from_hugging_face(json, where);
@@ -34,8 +45,8 @@ ModelConfig make_planned_model(const Config& config) {
 }
 
 std::function<PlanModel(int, int64_t)> catalogue_source(const ModelConfig& model, int64_t sequence_length,
-                                                        DType dtype, int threads) {
-  const std::shared_ptr<KernelSet> kernels = threads > 0 ? make_host_kernels(threads) : nullptr;
+                                                        DType dtype,
+                                                        std::shared_ptr<const KernelSet> kernels) {
   return [=](int tensor_ranks, int64_t micro_batch_size) {
     const int64_t tokens = micro_batch_size * sequence_length;
     if (tokens % tensor_ranks != 0)
@@ -69,16 +80,14 @@ PlanRequest make_plan_request(const Config& config, const ModelConfig& model, in
   for (const std::string& pass : config.schedule.passes)
     if (!is_chosen_among(pass)) request.other_passes.push_back(pass);
   request.model = catalogue_source(model, config.data.sequence_length, config.precision.compute,
-                                   static_cast<int>(std::max<int64_t>(config.device.threads, 1)));
+                                   sizing_kernels(config.device));
   return request;
 }
 
 Problem planned_problem(Config config, const ModelConfig& model, int devices) {
-  config.device.threads = std::max<int64_t>(config.device.threads, 1);  // sizes the workspace alone
   resolve_parallel(config, model, devices);
-  const auto kernels = make_host_kernels(static_cast<int>(config.device.threads));
-  return make_problem(config, Model(model, config.data.sequence_length, tensor_part(config, 0)), *kernels,
-                      {});
+  return make_problem(config, Model(model, config.data.sequence_length, tensor_part(config, 0)),
+                      *sizing_kernels(config.device), {});
 }
 
 PlanChoice choice_of(const Config& config, const ModelConfig& model, int devices) {

@@ -16,10 +16,11 @@ ModelConfig make_planned_model(const Config& config);
 // Of a model_type that is planned for only; `where` heads messages.
 ModelConfig planned_model_from_hugging_face(const Json& json, const std::string& where);
 
-// Catalogues of models cut into any number of parts. `threads`: of the host kernels whose workspace counts;
-// 0: none counts.
+// Catalogues of models cut into any number of parts. `kernels`: those whose workspace counts; null: none
+// counts.
 std::function<PlanModel(int, int64_t)> catalogue_source(const ModelConfig& model, int64_t sequence_length,
-                                                        DType dtype, int threads);
+                                                        DType dtype,
+                                                        std::shared_ptr<const KernelSet> kernels);
 
 // `devices`, `memory_budget` (bytes per rank) are not looked for in the config.
 PlanRequest make_plan_request(const Config& config, const ModelConfig& model, int devices,

@@ -1,6 +1,8 @@
 #include "app/profile.h"
 
 #include "app/agreement.h"
+#include "app/cycle_profile.h"
+#include "app/kernels.h"
 #include "app/options.h"
 #include "app/parallel_command.h"
 #include "app/profile_check.h"
@@ -18,6 +20,9 @@ writes a platform file (docs/platforms.md) that 'trainer simulate' and 'trainer 
 ranks measure at the same time, and messages and sums between them are measured too: start as many ranks as
 the plans have on a machine. No dataset is read.
 
+With device.kind mt3000-sim nothing is measured: cycles of the layers are counted on a simulated cluster, whatever
+their size, and all but them is the platform mt3000's.
+
   --out FILE               where to write it (default: this-machine.json)
   --steps N                recorded training steps of each program (default 5)
   --check FILE             runs the configs' plans as well, in turn with profiles, and writes a list of
@@ -34,6 +39,8 @@ struct ProfileRequest {
   std::string out;
   std::optional<std::string> check;
   int steps = 0, rounds = 0;
+
+  bool counted() const { return is_simulated(subjects.front().config.device); }
 };
 
 ProfileRequest parse_profile_request(std::span<const std::string> words, int cores) {
@@ -49,6 +56,11 @@ ProfileRequest parse_profile_request(std::span<const std::string> words, int cor
   if (r.check && arguments.options.has("--out")) input_error("--check writes no platform: leave out --out");
   for (const std::string& path : r.files)
     r.subjects.push_back(read_profile_subject(path, arguments.overrides, cores));
+  for (size_t s = 1; s < r.subjects.size(); ++s)
+    if (r.subjects[s].config.device.kind != r.subjects[0].config.device.kind)
+      input_error("{} and {} differ in 'device.kind'; a platform is of one kind", r.files[0], r.files[s]);
+  if (r.check && r.counted())
+    input_error("--check runs plans against the clock; 'device.kind' of {} is simulated", r.files[0]);
   return r;
 }
 
@@ -66,13 +78,22 @@ void write_checks(const MpiEnvironment& mpi, Communicator& world, ProfileRequest
   if (mpi.rank() == 0) write_file_atomically(*r.check, checked_plans_json(plans));
 }
 
-void write_platform(Communicator& world, const ProfileRequest& r, const MachineProfiler& profiler) {
-  MachineProfile profile = profiler.measure_links();
-  for (const ProfileSubject& s : r.subjects) profiler.measure_layers(s, profile);
-  const Platform platform = to_platform(profile);
+void write_platform(Communicator& world, const ProfileRequest& r, const Platform& platform) {
   if (world.rank() != 0) return;
   write_file_atomically(r.out, platform_to_json(platform).dump(2) + "\n");
   log_info("{}: {} layer shapes; written to {}", platform.source, platform.measured.size(), r.out);
+}
+
+Platform measured_platform(const ProfileRequest& r, const MachineProfiler& profiler) {
+  MachineProfile profile = profiler.measure_links();
+  for (const ProfileSubject& s : r.subjects) profiler.measure_layers(s, profile);
+  return to_platform(profile);
+}
+
+Platform counted_platform(const ProfileRequest& r) {
+  MachineProfile profile;
+  for (const ProfileSubject& s : r.subjects) add_layers(profile, count_layers(s.config, s.model));
+  return simulated_platform(std::move(profile.layers));
 }
 
 int profile(const MpiEnvironment& mpi, std::span<const std::string> words) {
@@ -83,11 +104,15 @@ int profile(const MpiEnvironment& mpi, std::span<const std::string> words) {
   const auto core_count = static_cast<int>(cores.size());
   ProfileRequest request;
   together(*world, [&] { request = parse_profile_request(words, core_count); });
+  if (request.counted()) {
+    write_platform(*world, request, counted_platform(request));
+    return 0;
+  }
   const MachineProfiler profiler(mpi, *world, request.subjects, core_count, request.steps);
   if (request.check)
     write_checks(mpi, *world, request, profiler);
   else
-    write_platform(*world, request, profiler);
+    write_platform(*world, request, measured_platform(request, profiler));
   return 0;
 }
 

@@ -78,7 +78,7 @@ PlanRequest RatrainModel::request(const std::string& name, int devices, int64_t 
   request.global_batch_size = batch;
   request.sequence_length = kSequence;
   request.memory_budget = memory_budget;
-  request.model = catalogue_source(shape, kSequence, DType::kBF16, 0);
+  request.model = catalogue_source(shape, kSequence, DType::kBF16, nullptr);
   return request;
 }
 

@@ -1,6 +1,7 @@
 #include "trainer/session.h"
 
 #include "app/agreement.h"
+#include "app/kernels.h"
 #include "app/training_state.h"
 #include "comm/mpi/mpi_communicator.h"
 
@@ -22,7 +23,7 @@ struct Session::State {
     together(*world, [&] {
       config = read();
       data = open_training(config, mpi);
-      kernels = make_host_kernels(static_cast<int>(config.device.threads));
+      kernels = make_kernels(config.device);
     });
     rank.emplace(config, data.model, std::move(kernels), *world, data.train, data.valid);
     memory = rank->memory_plan();

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "app/agreement.h"
+#include "app/kernels.h"
 #include "app/options.h"
 #include "app/parallel_command.h"
 #include "app/report.h"
@@ -105,7 +106,11 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
   });
   double gemm_rate = 0;
   together(*world, [&] {
-    kernels = make_host_kernels(static_cast<int>(config.device.threads));
+    kernels = make_kernels(config.device);
+    if (is_simulated(config.device)) {
+      log_info("{}: times and rates below are those of the simulation, not the device's", kernels->name());
+      return;
+    }
     std::array<double, 1> rate{
         measure_rate(*kernels, Model(data.model, config.data.sequence_length), config)};
     sum_over_ranks(*world, rate);
@@ -133,12 +138,18 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
     if (s.valid_loss) summary["valid_loss"] = *s.valid_loss;
     summary["predicted_memory_bytes"] = s.predicted_memory;
     summary["peak_memory_bytes"] = s.peak_memory;
+    const Json counted = counted_cycles(job->rank().kernels());
+    if (!counted.is_null()) summary["simulated_rank_0"] = counted;
     write_file_atomically(files.summary, summary.dump(2) + "\n");
     write_report(config.run.directory);
     log_info("{} steps in {}, {} tokens/s; memory predicted {}, peak {}; run directory {}", s.steps,
              format_seconds(s.train_seconds), format_count(s.tokens_per_second),
              format_bytes(static_cast<double>(s.predicted_memory)),
              format_bytes(static_cast<double>(s.peak_memory)), config.run.directory);
+    if (!counted.is_null())
+      log_info("{}: rank 0 counted {} cycles, {} there; times above are those of the simulation",
+               counted["device"].get<std::string>(), format_count(counted["cycles"].get<double>()),
+               format_seconds(counted["seconds"].get<double>()));
   }
   return 0;
 }

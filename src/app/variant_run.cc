@@ -11,6 +11,7 @@
 
 #include "app/account_bytes.h"
 #include "app/agreement.h"
+#include "app/kernels.h"
 #include "app/main_path_replay.h"
 #include "app/trace.h"
 #include "app/training_state.h"
@@ -22,10 +23,6 @@
 
 namespace trainer {
 namespace {
-
-std::unique_ptr<KernelSet> kernels_of(const Config& config) {
-  return make_host_kernels(static_cast<int>(config.device.threads));
-}
 
 int64_t sum(const TierBytes& tiers) { return std::accumulate(tiers.begin(), tiers.end(), int64_t{0}); }
 
@@ -118,7 +115,7 @@ void plan_variant(const TrainingData& data, Communicator& world, AblationResult&
   const Config& config = result.variant.config;
   std::array<double, 1> need{0};
   together(world, [&] {
-    const auto kernels = kernels_of(config);
+    const auto kernels = make_kernels(config.device);
     const Model model(data.model, config.data.sequence_length, tensor_part(config, world.rank()));
     const Problem problem = make_problem(config, model, *kernels, {world.rank()});
     const StepGraph graph = build_step_graph(problem);
@@ -142,7 +139,8 @@ std::string run_variant(const TrainingData& data, Communicator& world, const Var
   const bool peak_is_own = forget_resident_peak();
   std::unique_ptr<TrainingRank> rank;
   together(world, [&] {
-    rank = std::make_unique<TrainingRank>(config, data.model, kernels_of(config), world, data.train, nullptr);
+    rank = std::make_unique<TrainingRank>(config, data.model, make_kernels(config.device), world, data.train,
+                                          nullptr);
   });
   const MemoryPlan plan = rank->memory_plan();
   together(world, [&] { rank->allocate(); });

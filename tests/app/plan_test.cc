@@ -102,7 +102,7 @@ TEST(PlanCommand, AModelForPlanningOnly) {
   const ModelConfig model = make_planned_model(config);
   EXPECT_EQ(model.num_layers, 40);
   EXPECT_EQ(model.num_query_groups, 40);
-  const PlanModel parts = catalogue_source(model, 2048, DType::kBF16, 0)(1, 1);
+  const PlanModel parts = catalogue_source(model, 2048, DType::kBF16, nullptr)(1, 1);
   int64_t parameters = 0;
   for (const LayerCatalogue& layer : parts.layers) parameters += layer.parameters;
   EXPECT_NEAR(static_cast<double>(parameters), 13.9e9, 0.05e9);

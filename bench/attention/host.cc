@@ -1,0 +1,141 @@
+#include <cmath>
+
+#include "attention/backends.h"
+#include "support/kernel_bench.h"
+
+namespace trainer {
+namespace {
+
+struct AttentionOperands {
+  Values qkv, out, dout, dq, log_sum_exp, dk, dv;
+
+  AttentionOperands(DType dtype, int64_t tokens, const ModelConfig& m)
+      : qkv(dtype, tokens * (m.q_width() + 2 * m.kv_width()), 1),
+        out(dtype, tokens * m.q_width()),
+        dout(dtype, tokens * m.q_width(), 2),
+        dq(dtype, tokens * m.q_width()),
+        log_sum_exp(DType::kF32, tokens * m.num_attention_heads),
+        dk(DType::kF32, tokens * m.kv_width()),
+        dv(DType::kF32, tokens * m.kv_width()) {}
+};
+
+// Rows of the projection hold queries, keys and values beside each other, as they come from it.
+AttentionShape shape_of(const ModelConfig& m, int64_t tokens) {
+  const int64_t width = m.q_width() + 2 * m.kv_width();
+  return {.batch = 1,
+          .query_length = tokens,
+          .key_length = tokens,
+          .query_offset = 0,
+          .heads = m.num_attention_heads,
+          .kv_heads = m.num_query_groups,
+          .head_dim = m.head_dim,
+          .q_stride = m.q_width(),
+          .k_stride = width,
+          .v_stride = width,
+          .key_rows = tokens,
+          .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(m.head_dim))),
+          .document_starts = {}};
+}
+
+class AttentionBench {
+ public:
+  AttentionBench(KernelBench& bench, const NamedModel& model, DType dtype)
+      : bench_(bench),
+        model_(model),
+        m_(model.shape),
+        dtype_(dtype),
+        tokens_(bench.tokens()),
+        shape_(shape_of(model.shape, tokens_)),
+        q_(dtype, tokens_ * m_.q_width(), 3),
+        o_(dtype, tokens_, m_) {}
+
+  void measure() {
+    KernelSet& kernels = bench_.kernels(dtype_, m_);
+    const double pairs = static_cast<double>(tokens_) * static_cast<double>(tokens_ + 1) / 2;
+    const double product = 2 * pairs * static_cast<double>(m_.q_width());  // FLOPs
+    KernelCase c{.operation = "forward",
+                 .dtype = dtype_,
+                 .shape = {{"tokens", tokens_},
+                           {"heads", m_.num_attention_heads},
+                           {"groups", m_.num_query_groups},
+                           {"head_dim", m_.head_dim}},
+                 .ceiling = Ceiling::kMatrixProducts,
+                 .work = 2 * product};
+    c.run = [&] {
+      kernels.attention_forward(o_.out.ref(), o_.log_sum_exp.f32(), q_.ref(), key(), value(), shape_);
+    };
+    c.check = [&] { check_forward(); };
+    bench_.add(model_, c);
+    c.operation = "backward";
+    c.work = 5 * product;
+    c.run = [&] {
+      kernels.attention_backward(o_.dq.ref(), o_.dk.f32(), o_.dv.f32(), o_.dout.ref(), o_.out.ref(),
+                                 o_.log_sum_exp.f32(), q_.ref(), key(), value(), shape_);
+    };
+    c.check = [&] { check_backward(); };
+    bench_.add(model_, c);
+  }
+
+ private:
+  ConstRef key() const { return o_.qkv.ref().at(m_.q_width()); }
+  ConstRef value() const { return key().at(m_.kv_width()); }
+
+  // The heads of the first group of queries stand for all.
+  int64_t group_heads() const { return m_.num_attention_heads / m_.num_query_groups; }
+  int64_t group_width() const { return group_heads() * m_.head_dim; }
+  AttentionShape group_shape() const {
+    AttentionShape s = shape_;
+    s.heads = group_heads();
+    s.kv_heads = 1;
+    return s;
+  }
+  Values group_rows(const Values& of) const {
+    Values rows(of.dtype(), tokens_ * group_width());
+    bench_.reference().convert_rows(rows.ref(), group_width(), of.ref(), m_.q_width(), tokens_,
+                                    group_width());
+    return rows;
+  }
+
+  void check_forward() {
+    const Values out(dtype_, tokens_ * group_width());
+    bench_.reference().attention_forward(out.ref(), want_log_sum_exp_.f32(), q_.ref(), key(), value(),
+                                         group_shape());
+    const Rows want{out.ref(), tokens_, group_width(), group_width()};
+    bench_.compare("the output", want, {o_.out.ref(), tokens_, group_width(), m_.q_width()}, {1e-5});
+  }
+  void check_backward() {
+    const Values dq(dtype_, q_.size()), dk(DType::kF32, tokens_ * m_.head_dim), dv = dk.copy();
+    const Values dout = group_rows(o_.dout), out = group_rows(o_.out);
+    bench_.reference().attention_backward(dq.ref(), dk.f32(), dv.f32(), dout.ref(), out.ref(),
+                                          o_.log_sum_exp.f32(), q_.ref(), key(), value(), group_shape());
+    const auto rows = [&](const Values& of, int64_t columns, int64_t stride) {
+      return Rows{of.ref(), tokens_, columns, stride};
+    };
+    bench_.compare("dq", rows(dq, group_width(), m_.q_width()), rows(o_.dq, group_width(), m_.q_width()),
+                   {5e-5});
+    const AllowedError keys{dtype_ == DType::kF32 ? 5e-5 : kOneUnit};
+    bench_.compare("dk", rows(dk, m_.head_dim, m_.head_dim), rows(o_.dk, m_.head_dim, m_.kv_width()), keys);
+    bench_.compare("dv", rows(dv, m_.head_dim, m_.head_dim), rows(o_.dv, m_.head_dim, m_.kv_width()), keys);
+  }
+
+  KernelBench& bench_;
+  const NamedModel& model_;
+  const ModelConfig& m_;
+  DType dtype_;
+  int64_t tokens_;
+  AttentionShape shape_;
+  Values q_;
+  AttentionOperands o_;
+  Values want_log_sum_exp_{DType::kF32, tokens_* group_heads()};
+};
+
+}  // namespace
+
+Report attention_on_host(const Words& words) {
+  KernelBench bench("attention", "host", words, {});
+  for (const NamedModel& model : bench.models())
+    for (const DType dtype : bench.dtypes()) AttentionBench(bench, model, dtype).measure();
+  return bench.report();
+}
+
+}  // namespace trainer

@@ -1,0 +1,12 @@
+// The backends of `gemm`.
+#pragma once
+
+#include "support/program.h"
+
+namespace trainer {
+
+// Arguments without --backend. Throw InputError for those that the backend does not have.
+Report gemm_on_host(const Words& words);
+Report gemm_on_dsp(const Words& words);
+
+}  // namespace trainer

@@ -1,0 +1,20 @@
+// The kernels that a config asks for: the one place that knows which backends there are.
+#pragma once
+
+#include <memory>
+
+#include "app/config.h"
+#include "ops/kernel_set.h"
+
+namespace trainer {
+
+// Throws InputError when this machine or build cannot provide them.
+std::unique_ptr<KernelSet> make_kernels(const DeviceSection& device);
+
+// Time on this device is counted, not measured: how long a step takes here says nothing about it.
+bool is_simulated(const DeviceSection& device);
+
+// What simulated kernels have counted, by operation; null for others.
+Json counted_cycles(const KernelSet& kernels);
+
+}  // namespace trainer
