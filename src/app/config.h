@@ -93,7 +93,7 @@ struct CheckpointSection {
   bool save_at_end = true;
 };
 
-enum class DeviceKind : uint8_t { kHost };
+enum class DeviceKind : uint8_t { kHost, kCuda };
 
 struct ByteSize {
   int64_t bytes = 0;

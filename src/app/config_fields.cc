@@ -330,7 +330,10 @@ std::vector<Field> describe(CheckpointSection& c) {
 
 std::vector<Field> describe(DeviceSection& c) {
   Fields f;
-  f.choice("kind", c.kind, {{DeviceKind::kHost, "host"}}, "What the ranks compute on; host: CPU cores.");
+  f.choice(
+      "kind", c.kind, {{DeviceKind::kHost, "host"}, {DeviceKind::kCuda, "cuda"}},
+      "What the ranks compute on; host: CPU cores; cuda: NVIDIA GPUs, which the ranks of a machine take in "
+      "turn.");
   f.add("threads", c.threads, "Compute threads of a rank; 0: one per core that the rank is bound to.")
       .at_least(0)
       .known_as({"num_threads", "omp_num_threads"});

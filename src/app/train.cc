@@ -77,13 +77,14 @@ void prepare_directory(const Config& config, const std::vector<std::string>& ove
 
 void handle_signal(int) { TrainingJob::request_stop(); }
 
-double measure_rate(KernelSet& kernels, const Model& model, const Config& config) {
+double measure_rate(const Backend& backend, const Model& model, const Config& config) {
   const ModelConfig& m = model.config();
   const int64_t tokens = config.training.micro_batch_size * config.data.sequence_length;
   const std::vector<GemmShape> shapes = {{tokens, m.q_width() + 2 * m.kv_width(), m.hidden_size},
                                          {tokens, m.ffn_hidden_size * (m.gated_mlp() ? 2 : 1), m.hidden_size},
                                          {tokens, m.hidden_size, m.ffn_hidden_size}};
-  return measure_gemm_rate(kernels, config.precision.compute, shapes);
+  return measure_gemm_rate(*backend.kernels, config.precision.compute, shapes, kGemmRateSeconds,
+                           *backend.device);
 }
 
 int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
@@ -93,7 +94,7 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
   bool resume = false;
   Config config;
   TrainingData data;
-  std::unique_ptr<KernelSet> kernels;
+  Backend backend;
   std::unique_ptr<TrainingJob> job;
   together(*world, [&] {
     arguments = read_config_arguments(words, {}, {"--resume"});
@@ -105,9 +106,8 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
   });
   double gemm_rate = 0;
   together(*world, [&] {
-    kernels = make_host_kernels(static_cast<int>(config.device.threads));
-    std::array<double, 1> rate{
-        measure_rate(*kernels, Model(data.model, config.data.sequence_length), config)};
+    backend = make_backend(config, *world);
+    std::array<double, 1> rate{measure_rate(backend, Model(data.model, config.data.sequence_length), config)};
     sum_over_ranks(*world, rate);
     gemm_rate = rate[0];
   });
@@ -115,7 +115,7 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
     if (mpi.rank() == 0) prepare_directory(config, arguments->overrides, resume);
   });
   together(*world, [&] {
-    job = std::make_unique<TrainingJob>(config, std::move(data), std::move(kernels), *world,
+    job = std::make_unique<TrainingJob>(config, std::move(data), std::move(backend), *world,
                                         config.run.directory, gemm_rate);
   });
   job->prepare(resume);

@@ -23,10 +23,6 @@
 namespace trainer {
 namespace {
 
-std::unique_ptr<KernelSet> kernels_of(const Config& config) {
-  return make_host_kernels(static_cast<int>(config.device.threads));
-}
-
 int64_t sum(const TierBytes& tiers) { return std::accumulate(tiers.begin(), tiers.end(), int64_t{0}); }
 
 // Bytes of all arenas of a rank up to the last one that a task uses.
@@ -118,9 +114,9 @@ void plan_variant(const TrainingData& data, Communicator& world, AblationResult&
   const Config& config = result.variant.config;
   std::array<double, 1> need{0};
   together(world, [&] {
-    const auto kernels = kernels_of(config);
+    const Backend backend = make_backend(config, world);
     const Model model(data.model, config.data.sequence_length, tensor_part(config, world.rank()));
-    const Problem problem = make_problem(config, model, *kernels, {world.rank()});
+    const Problem problem = make_problem(config, model, *backend.kernels, {world.rank()});
     const StepGraph graph = build_step_graph(problem);
     result.program = graph.provenance;
     result.program_hash = problem.hash();
@@ -142,7 +138,8 @@ std::string run_variant(const TrainingData& data, Communicator& world, const Var
   const bool peak_is_own = forget_resident_peak();
   std::unique_ptr<TrainingRank> rank;
   together(world, [&] {
-    rank = std::make_unique<TrainingRank>(config, data.model, kernels_of(config), world, data.train, nullptr);
+    rank = std::make_unique<TrainingRank>(config, data.model, make_backend(config, world), world, data.train,
+                                          nullptr);
   });
   const MemoryPlan plan = rank->memory_plan();
   together(world, [&] { rank->allocate(); });
