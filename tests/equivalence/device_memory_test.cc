@@ -9,7 +9,7 @@
 #include "checkpoint/synthetic_model.h"
 #include "checkpoint/test_folder.h"
 #include "ops/gemm_rate.h"
-#include "support/guarded_device.h"
+#include "support/guarded_backend.h"
 #include "support/tiny_grid.h"
 
 namespace trainer {
@@ -30,6 +30,11 @@ void expect_same_on_device(GridPlan plan) {
   const GridResult device = run_grid(plan);
   expect_same_bits(host, device);
   EXPECT_EQ(host.tied_copies, device.tied_copies);
+  if (plan.world() > 1) {
+    testing::ChannelHubs hubs;
+    plan.backend = [&] { return hubs.backend(); };
+    expect_same_bits(host, run_grid(plan));
+  }
   EXPECT_NE(host.steps.front().loss, host.steps.back().loss);
 }
 
