@@ -8,10 +8,10 @@
 
 namespace trainer {
 
-struct Backend {
-  Backend() = default;
+struct RankBackend {
+  RankBackend() = default;
   // On the host.
-  Backend(std::unique_ptr<KernelSet> host_kernels) : kernels(std::move(host_kernels)) {}
+  RankBackend(std::unique_ptr<KernelSet> host_kernels) : kernels(std::move(host_kernels)) {}
 
   std::shared_ptr<Device> device{std::shared_ptr<Device>(), &host_device()};
   std::unique_ptr<KernelSet> kernels;  // of the lane that computes
@@ -23,6 +23,6 @@ struct Backend {
 
 // What device.kind says. With "cuda" the ranks of a machine take its devices in turn. Throws InputError where
 // this build or this machine has no such device.
-Backend make_backend(const Config& config, const Communicator& world);
+RankBackend make_backend(const Config& config, const Communicator& world);
 
 }  // namespace trainer

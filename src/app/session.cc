@@ -18,7 +18,7 @@ struct Session::State {
 
   template <class ReadConfig>
   void open(ReadConfig&& read) {
-    Backend backend;
+    RankBackend backend;
     together(*world, [&] {
       config = read();
       data = open_training(config, mpi);

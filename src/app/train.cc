@@ -77,7 +77,7 @@ void prepare_directory(const Config& config, const std::vector<std::string>& ove
 
 void handle_signal(int) { TrainingJob::request_stop(); }
 
-double measure_rate(const Backend& backend, const Model& model, const Config& config) {
+double measure_rate(const RankBackend& backend, const Model& model, const Config& config) {
   const ModelConfig& m = model.config();
   const int64_t tokens = config.training.micro_batch_size * config.data.sequence_length;
   const std::vector<GemmShape> shapes = {{tokens, m.q_width() + 2 * m.kv_width(), m.hidden_size},
@@ -94,7 +94,7 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
   bool resume = false;
   Config config;
   TrainingData data;
-  Backend backend;
+  RankBackend backend;
   std::unique_ptr<TrainingJob> job;
   together(*world, [&] {
     arguments = read_config_arguments(words, {}, {"--resume"});

@@ -37,7 +37,7 @@ struct StepReport {
 
 }  // namespace
 
-TrainingJob::TrainingJob(const Config& config, TrainingData data, Backend backend, Communicator& world,
+TrainingJob::TrainingJob(const Config& config, TrainingData data, RankBackend backend, Communicator& world,
                          const std::filesystem::path& directory, double gemm_flops_per_second)
     : config_(config),
       data_(std::move(data)),

@@ -28,7 +28,7 @@ class TrainingJob {
  public:
   // `directory` exists. `gemm_flops_per_second`: of all ranks together, 0 = unknown. Rank 0 writes the run's
   // files.
-  TrainingJob(const Config& config, TrainingData data, Backend backend, Communicator& world,
+  TrainingJob(const Config& config, TrainingData data, RankBackend backend, Communicator& world,
               const std::filesystem::path& directory, double gemm_flops_per_second);
   ~TrainingJob();
 

@@ -89,7 +89,7 @@ OptimizerSettings make_optimizer_settings(const Config& config) {
   return s;
 }
 
-TrainingRank::TrainingRank(const Config& config, const ModelConfig& model, Backend backend,
+TrainingRank::TrainingRank(const Config& config, const ModelConfig& model, RankBackend backend,
                            Communicator& world, std::shared_ptr<const SampleSource> train,
                            std::shared_ptr<const SampleSource> valid, StepInputs* inputs)
     : config_(config),
@@ -186,14 +186,15 @@ std::string TrainingRank::describe_plan() const {
   if (problem_.tensor_ranks > 1)
     tensor = fmt::format(" x tensor {}{}", problem_.tensor_ranks,
                          model_.part().sequence ? " with sequence parallelism" : "");
+  const std::string device = backend_.device->host_reaches()
+                                 ? fmt::format("{} threads per rank", config_.device.threads)
+                                 : fmt::format("rank {} on {}", world_.rank(), backend_.device->name());
   return fmt::format(
       "{} | pipeline {} (layers {}) x data {}{} | {} micro-batches of {} x {} tokens | {} parameters | {} | "
-      "{} "
-      "threads per "
-      "rank | program {:016x}",
+      "{} | program {:016x}",
       graph_.provenance, problem_.stages, stages, problem_.replicas, tensor, problem_.micro_batches,
       config_.training.micro_batch_size, config_.data.sequence_length, model_.parameter_count(),
-      name_of(config_.precision.compute), config_.device.threads, problem_.hash());
+      name_of(config_.precision.compute), device, problem_.hash());
 }
 
 std::unique_ptr<TrainingBinder> TrainingRank::make_binder(const Problem& problem, StepInputs& inputs,

@@ -41,7 +41,7 @@ class TrainingRank {
   // `inputs`, when given, replaces `train`. Builds and checks the program; allocates nothing large.
   // Collective: ranks compare digests of what they will send one another. Throws InputError when the plan
   // cannot run.
-  TrainingRank(const Config& config, const ModelConfig& model, Backend backend, Communicator& world,
+  TrainingRank(const Config& config, const ModelConfig& model, RankBackend backend, Communicator& world,
                std::shared_ptr<const SampleSource> train, std::shared_ptr<const SampleSource> valid,
                StepInputs* inputs = nullptr);
   ~TrainingRank();
@@ -89,7 +89,7 @@ class TrainingRank {
 
   Config config_;
   Model model_;
-  Backend backend_;
+  RankBackend backend_;
   Communicator& world_;
   Problem problem_, evaluation_problem_;
   StepGraph graph_, evaluation_graph_;

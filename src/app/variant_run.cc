@@ -114,7 +114,7 @@ void plan_variant(const TrainingData& data, Communicator& world, AblationResult&
   const Config& config = result.variant.config;
   std::array<double, 1> need{0};
   together(world, [&] {
-    const Backend backend = make_backend(config, world);
+    const RankBackend backend = make_backend(config, world);
     const Model model(data.model, config.data.sequence_length, tensor_part(config, world.rank()));
     const Problem problem = make_problem(config, model, *backend.kernels, {world.rank()});
     const StepGraph graph = build_step_graph(problem);

@@ -63,6 +63,9 @@ class Device {
   virtual DeviceQueue& compute() = 0;
   virtual DeviceQueue& transfers() = 0;
   bool host_reaches() { return compute().host_reaches(); }
+  // Kernels that the calling thread starts from now on are for this device. Threads that have used one of its
+  // queues need not say so.
+  virtual void select() {}
 };
 
 // The memory of this process; copies are plain copies. Has no state: one serves all ranks and threads.

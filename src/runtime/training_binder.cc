@@ -142,6 +142,7 @@ RequestPtr TrainingBinder::start(const StepGraph& graph, Instance instance) {
   const Task& task = graph.tasks[static_cast<size_t>(instance.task)];
   const int64_t step = first_step_ + instance.step;
   const LaneKind lane = graph.lanes[static_cast<size_t>(task.lane)].kind;
+  parts_.device->select();
   switch (task.kind) {
     case TaskKind::kForward:
       forward(graph, task, step);

@@ -10,6 +10,7 @@
 #include "comm/collective_cases.h"
 #include "comm/staged_communicator.h"
 #include "support/guarded_channels.h"
+#include "support/queue_adder.h"
 
 namespace trainer {
 namespace {
@@ -116,21 +117,6 @@ TEST_P(DeviceMessages, FindTheirReceivesByTagInTheOrderSent) {
   }
 }
 
-// Additions that are under way when `add` returns.
-class QueueAdder final : public FloatAdder {
- public:
-  explicit QueueAdder(GuardedDevice& device) : device_(device) {}
-  void add(float* sum, const float* term, size_t count) const override {
-    device_.put(device_.transfers(), [=] {
-      for (size_t i = 0; i < count; ++i) sum[i] += term[i];
-    });
-  }
-  void finish() const override { device_.transfers().synchronise(); }
-
- private:
-  GuardedDevice& device_;
-};
-
 TEST_P(DeviceMessages, SumsHaveTheBitsOfTheHosts) {
   for (const SumAlgorithm algorithm : collective_cases::kAlgorithms)
     for (const int size : {1, 2, 3, 5}) {
@@ -148,7 +134,7 @@ TEST_P(DeviceMessages, SumsHaveTheBitsOfTheHosts) {
       collective_cases::on_threads(group.ranks, [&](Communicator& c) {
         const auto rank = static_cast<size_t>(c.rank());
         GuardedDevice& device = group.devices[rank];
-        const QueueAdder adder(device);
+        const testing::QueueAdder adder(device);
         const CollectiveOptions on_device{.algorithm = algorithm, .adder = &adder};
         const size_t staging = staging_count(count, size, chunk, algorithm, c.nodes());
         const DeviceMemoryPtr memory = device.allocate((count + staging) * sizeof(float));

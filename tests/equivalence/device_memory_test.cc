@@ -143,7 +143,7 @@ TEST(DeviceMemory, PinnedMemoryStopsGrowing) {
 
 // Weights from elsewhere, evaluation, a checkpoint and its restoration.
 TEST(DeviceMemory, StateGoesInAndOut) {
-  const auto run = [](Backend backend, const std::filesystem::path& folder) {
+  const auto run = [](RankBackend backend, const std::filesystem::path& folder) {
     GridPlan plan;
     const Config config = testing::grid_config(plan);
     const auto world = make_in_process_group(1);

@@ -158,8 +158,9 @@ class GuardedKernels final : public KernelSet {
   DeviceQueue& queue_;
 };
 
-inline Backend guarded_backend(std::shared_ptr<GuardedDevice> device = std::make_shared<GuardedDevice>()) {
-  Backend backend;
+inline RankBackend guarded_backend(
+    std::shared_ptr<GuardedDevice> device = std::make_shared<GuardedDevice>()) {
+  RankBackend backend;
   GuardedDevice& d = *device;
   backend.device = std::move(device);
   backend.kernels = std::make_unique<GuardedKernels>(make_host_kernels(1), d, d.compute());
@@ -173,8 +174,8 @@ inline Backend guarded_backend(std::shared_ptr<GuardedDevice> device = std::make
 // Makes the backends of ranks whose messages pass from device to device. Outlives them.
 class ChannelHubs {
  public:
-  Backend backend() {
-    Backend backend = guarded_backend();
+  RankBackend backend() {
+    RankBackend backend = guarded_backend();
     auto& device = static_cast<GuardedDevice&>(*backend.device);
     backend.transport = [this, &device](std::unique_ptr<Communicator> group, DeviceQueue&) {
       ChannelHub* hub = group->rank() == 0 ? &make() : nullptr;

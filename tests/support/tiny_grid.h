@@ -99,7 +99,7 @@ struct GridPlan {
   ModelConfig model = tiny_model();
   InProcessOptions network;
   std::shared_ptr<const SampleSource> data;         // null: invented
-  std::function<Backend()> backend;                 // of a rank; null: the host's
+  std::function<RankBackend()> backend;             // of a rank; null: the host's
   std::function<void(TrainingRank&, int)> prepare;  // of each rank, once it is initialised
 };
 
@@ -224,8 +224,9 @@ inline GridResult run_grid(const GridPlan& plan) {
         const auto i = static_cast<size_t>(r);
         try {
           ranks[i] = std::make_unique<TrainingRank>(
-              config, plan.model, plan.backend ? plan.backend() : Backend(make_host_kernels(plan.threads)),
-              *communicators[i], data, nullptr);
+              config, plan.model,
+              plan.backend ? plan.backend() : RankBackend(make_host_kernels(plan.threads)), *communicators[i],
+              data, nullptr);
           ranks[i]->allocate();
           ranks[i]->initialize_random();
           if (plan.prepare) plan.prepare(*ranks[i], r);

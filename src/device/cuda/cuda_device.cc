@@ -174,6 +174,7 @@ class CudaDevice final : public Device {
   }
   DeviceQueue& compute() override { return compute_; }
   DeviceQueue& transfers() override { return transfers_; }
+  void select() override { select_device(index_); }
   int index() const { return index_; }
   std::string id() const { return {properties_.uuid.bytes, sizeof properties_.uuid.bytes}; }
 
