@@ -11,3 +11,9 @@ pkg_check_modules(SENTENCEPIECE REQUIRED IMPORTED_TARGET sentencepiece)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(CBC REQUIRED IMPORTED_TARGET cbc)
+# CUDA is for builds that find its toolkit (CMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit leaves it out). Its libraries are
+# linked dynamically; a program that has them starts on machines without a driver too.
+find_package(CUDAToolkit QUIET)
+if(CUDAToolkit_FOUND)
+  find_package(NCCL QUIET)
+endif()

@@ -93,7 +93,7 @@ struct CheckpointSection {
   bool save_at_end = true;
 };
 
-enum class DeviceKind : uint8_t { kHost, kMt3000Simulated };
+enum class DeviceKind : uint8_t { kHost, kCuda, kMt3000Simulated };
 
 struct ByteSize {
   int64_t bytes = 0;

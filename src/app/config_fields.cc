@@ -331,9 +331,14 @@ std::vector<Field> describe(CheckpointSection& c) {
 std::vector<Field> describe(DeviceSection& c) {
   Fields f;
   f.choice(
-      "kind", c.kind, {{DeviceKind::kHost, "host"}, {DeviceKind::kMt3000Simulated, "mt3000-sim"}},
-      "What the ranks compute on; host: CPU cores; mt3000-sim: a simulated cluster of 24 DSPs, which counts "
-      "cycles and computes products in fp16 (tiny models; precision.compute must be fp32).");
+      "kind", c.kind,
+      {{DeviceKind::kHost, "host"},
+       {DeviceKind::kCuda, "cuda"},
+       {DeviceKind::kMt3000Simulated, "mt3000-sim"}},
+      "What the ranks compute on; host: CPU cores; cuda: NVIDIA GPUs, which the ranks of a machine take in "
+      "turn; mt3000-sim: a simulated cluster of 24 DSPs, which counts cycles and computes products in fp16 "
+      "(tiny "
+      "models; precision.compute must be fp32).");
   f.add("threads", c.threads, "Compute threads of a rank; 0: one per core that the rank is bound to.")
       .at_least(0)
       .known_as({"num_threads", "omp_num_threads"});

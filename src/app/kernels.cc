@@ -9,6 +9,8 @@ std::unique_ptr<KernelSet> make_kernels(const DeviceSection& device) {
   switch (device.kind) {
     case DeviceKind::kHost:
       return make_host_kernels(static_cast<int>(device.threads));
+    case DeviceKind::kCuda:
+      input_error("key 'device.kind' is \"cuda\", but only training runs there; set it to \"host\"");
     case DeviceKind::kMt3000Simulated:
       return std::make_unique<DspKernels>();
   }

@@ -8,7 +8,7 @@
 
 namespace trainer {
 
-// Throws InputError when this machine or build cannot provide them.
+// Those that compute in the host's memory; backend.h has the others. Throws InputError for a kind that does not.
 std::unique_ptr<KernelSet> make_kernels(const DeviceSection& device);
 
 // Time on this device is counted, not measured: how long a step takes here says nothing about it.

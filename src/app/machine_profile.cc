@@ -78,6 +78,8 @@ ProfileSubject read_profile_subject(const std::string& path, const std::vector<s
   if (s.config.parallel.tensor_parallel_size > 1)
     input_error("{}: 'parallel.tensor_parallel_size' is {}; layers that are cut over ranks are not measured",
                 path, s.config.parallel.tensor_parallel_size);
+  if (s.config.device.kind == DeviceKind::kCuda)
+    input_error("{}: GPUs are not measured; set key 'device.kind' to \"host\"", path);
   if (s.config.device.threads == 0) s.config.device.threads = cores;
   int64_t vocabulary = 0;
   if (s.config.model.vocabulary_size == 0 && !s.config.data.tokenizer.empty())

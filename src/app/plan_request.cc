@@ -14,8 +14,9 @@ namespace trainer {
 namespace {
 
 // Kernels that size the workspace alone, for the threads that the config names: those of this machine have no
-// say.
+// say. A GPU's need the GPU, and about as much as the host's.
 std::unique_ptr<KernelSet> sizing_kernels(DeviceSection device) {
+  if (device.kind == DeviceKind::kCuda) device.kind = DeviceKind::kHost;
   device.threads = std::max<int64_t>(device.threads, 1);
   return make_kernels(device);
 }

@@ -1,7 +1,7 @@
 #include "trainer/session.h"
 
 #include "app/agreement.h"
-#include "app/kernels.h"
+#include "app/backend.h"
 #include "app/training_state.h"
 #include "comm/mpi/mpi_communicator.h"
 
@@ -19,13 +19,13 @@ struct Session::State {
 
   template <class ReadConfig>
   void open(ReadConfig&& read) {
-    std::unique_ptr<KernelSet> kernels;
+    RankBackend backend;
     together(*world, [&] {
       config = read();
       data = open_training(config, mpi);
-      kernels = make_kernels(config.device);
+      backend = make_backend(config, *world);
     });
-    rank.emplace(config, data.model, std::move(kernels), *world, data.train, data.valid);
+    rank.emplace(config, data.model, std::move(backend), *world, data.train, data.valid);
     memory = rank->memory_plan();
     together(*world, [&] { rank->allocate(); });
     training.emplace(config, data, *rank, *world);
@@ -144,9 +144,8 @@ std::optional<std::vector<float>> Session::parameter(const std::string& name) co
   for (int l = 0; l < model.layer_count(); ++l)
     for (const ParameterSpec& p : model.layer(l).parameters()) {
       if (p.name != name) continue;
-      const float* values = state_->rank->parameter(name);
-      if (!values || p.count() != p.logical_count()) return std::nullopt;
-      return std::vector<float>(values, values + p.count());
+      if (p.count() != p.logical_count()) return std::nullopt;
+      return state_->rank->parameter_values(name);
     }
   input_error("the model has no parameter '{}'; parameters() lists them", name);
 }

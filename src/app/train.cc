@@ -78,13 +78,14 @@ void prepare_directory(const Config& config, const std::vector<std::string>& ove
 
 void handle_signal(int) { TrainingJob::request_stop(); }
 
-double measure_rate(KernelSet& kernels, const Model& model, const Config& config) {
+double measure_rate(const RankBackend& backend, const Model& model, const Config& config) {
   const ModelConfig& m = model.config();
   const int64_t tokens = config.training.micro_batch_size * config.data.sequence_length;
   const std::vector<GemmShape> shapes = {{tokens, m.q_width() + 2 * m.kv_width(), m.hidden_size},
                                          {tokens, m.ffn_hidden_size * (m.gated_mlp() ? 2 : 1), m.hidden_size},
                                          {tokens, m.hidden_size, m.ffn_hidden_size}};
-  return measure_gemm_rate(kernels, config.precision.compute, shapes);
+  return measure_gemm_rate(*backend.kernels, config.precision.compute, shapes, kGemmRateSeconds,
+                           *backend.device);
 }
 
 int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
@@ -94,7 +95,7 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
   bool resume = false;
   Config config;
   TrainingData data;
-  std::unique_ptr<KernelSet> kernels;
+  RankBackend backend;
   std::unique_ptr<TrainingJob> job;
   together(*world, [&] {
     arguments = read_config_arguments(words, {}, {"--resume"});
@@ -106,13 +107,13 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
   });
   double gemm_rate = 0;
   together(*world, [&] {
-    kernels = make_kernels(config.device);
+    backend = make_backend(config, *world);
     if (is_simulated(config.device)) {
-      log_info("{}: times and rates below are those of the simulation, not the device's", kernels->name());
+      log_info("{}: times and rates below are those of the simulation, not the device's",
+               backend.kernels->name());
       return;
     }
-    std::array<double, 1> rate{
-        measure_rate(*kernels, Model(data.model, config.data.sequence_length), config)};
+    std::array<double, 1> rate{measure_rate(backend, Model(data.model, config.data.sequence_length), config)};
     sum_over_ranks(*world, rate);
     gemm_rate = rate[0];
   });
@@ -120,7 +121,7 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
     if (mpi.rank() == 0) prepare_directory(config, arguments->overrides, resume);
   });
   together(*world, [&] {
-    job = std::make_unique<TrainingJob>(config, std::move(data), std::move(kernels), *world,
+    job = std::make_unique<TrainingJob>(config, std::move(data), std::move(backend), *world,
                                         config.run.directory, gemm_rate);
   });
   job->prepare(resume);

@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "comm/collectives.h"
+#include "device/arena.h"
 #include "schedule/passes.h"
 #include "sim/measured_costs.h"
 #include "sim/step_analysis.h"
@@ -36,16 +37,15 @@ struct StepReport {
 
 }  // namespace
 
-TrainingJob::TrainingJob(const Config& config, TrainingData data, std::unique_ptr<KernelSet> kernels,
-                         Communicator& world, const std::filesystem::path& directory,
-                         double gemm_flops_per_second)
+TrainingJob::TrainingJob(const Config& config, TrainingData data, RankBackend backend, Communicator& world,
+                         const std::filesystem::path& directory, double gemm_flops_per_second)
     : config_(config),
       data_(std::move(data)),
       world_(world),
       files_(directory),
       directory_(directory),
       gemm_flops_per_second_(gemm_flops_per_second),
-      rank_(std::make_unique<TrainingRank>(config_, data_.model, std::move(kernels), world, data_.train,
+      rank_(std::make_unique<TrainingRank>(config_, data_.model, std::move(backend), world, data_.train,
                                            data_.valid)),
       state_(config_, data_, *rank_, world) {}
 

@@ -28,8 +28,8 @@ class TrainingJob {
  public:
   // `directory` exists. `gemm_flops_per_second`: of all ranks together, 0 = unknown. Rank 0 writes the run's
   // files.
-  TrainingJob(const Config& config, TrainingData data, std::unique_ptr<KernelSet> kernels,
-              Communicator& world, const std::filesystem::path& directory, double gemm_flops_per_second);
+  TrainingJob(const Config& config, TrainingData data, RankBackend backend, Communicator& world,
+              const std::filesystem::path& directory, double gemm_flops_per_second);
   ~TrainingJob();
 
   // Allocates and sets the state: from the newest checkpoint of the run when `resume`, else from

@@ -9,6 +9,7 @@
 #include "base/hash.h"
 #include "base/units.h"
 #include "comm/collectives.h"
+#include "device/arena.h"
 #include "schedule/activation_policy.h"
 #include "schedule/check.h"
 #include "schedule/passes.h"
@@ -88,14 +89,14 @@ OptimizerSettings make_optimizer_settings(const Config& config) {
   return s;
 }
 
-TrainingRank::TrainingRank(const Config& config, const ModelConfig& model, std::unique_ptr<KernelSet> kernels,
+TrainingRank::TrainingRank(const Config& config, const ModelConfig& model, RankBackend backend,
                            Communicator& world, std::shared_ptr<const SampleSource> train,
                            std::shared_ptr<const SampleSource> valid, StepInputs* inputs)
     : config_(config),
       model_(model, config.data.sequence_length, tensor_part(config, world.rank())),
-      kernels_(std::move(kernels)),
+      backend_(std::move(backend)),
       world_(world),
-      problem_(make_problem(config, model_, *kernels_, {world.rank()})),
+      problem_(make_problem(config, model_, *backend_.kernels, {world.rank()})),
       evaluation_problem_(problem_),
       graph_(build_step_graph(problem_)) {
   together(world, [&] {
@@ -107,7 +108,7 @@ TrainingRank::TrainingRank(const Config& config, const ModelConfig& model, std::
     throw_diagnostics(check(build_step_graph(whole), config.device.memory_budget.bytes));
   });
   compare_digests();
-  communicators_ = RankCommunicators::make(world, problem_);
+  communicators_ = RankCommunicators::make(world, problem_, backend_.transport, *backend_.device);
   clock_.synchronise(world_);
 
   InputShape shape = input_shape(config, problem_, world.rank());
@@ -122,7 +123,7 @@ TrainingRank::TrainingRank(const Config& config, const ModelConfig& model, std::
     shape.mine = {problem_.replica_of(world.rank())};
     shape.pad_past_end = true;
     evaluation_batches_ = (valid->size() + shape.global_batch_size - 1) / shape.global_batch_size;
-    valid_inputs_.emplace(std::move(valid), shape);
+    evaluation_inputs_ = &valid_inputs_.emplace(std::move(valid), shape);
   }
 }
 
@@ -130,7 +131,7 @@ TrainingRank::~TrainingRank() = default;
 
 void TrainingRank::compare_digests() {
   // Kernels of another instruction level round differently: replicas would drift apart.
-  const uint64_t plan = Hasher().add(problem_.hash()).add(kernels_->name()).value();
+  const uint64_t plan = Hasher().add(problem_.hash()).add(kernels().name()).value();
   if (!all_equal(world_, plan))
     input_error(
         "the ranks do not agree on the plan: start all of them with the same config, data and program, on "
@@ -169,6 +170,11 @@ MemoryPlan TrainingRank::memory_plan() const {
   if (valid_inputs_) between.push_back(&evaluation_graph_);
   plan.tiers = RankMemory::plan(graph_, between, world_.rank());
   plan.program = resident_memory().now;
+  if (!backend_.device->host_reaches()) {
+    plan.tables = model_.table_bytes();
+    for (const Problem* p : {&problem_, valid_inputs_ ? &evaluation_problem_ : nullptr})
+      if (p) plan.tables += DeviceInputs::device_bytes(p->micro_batches, micro_batch_tokens());
+  }
   return plan;
 }
 
@@ -180,36 +186,58 @@ std::string TrainingRank::describe_plan() const {
   if (problem_.tensor_ranks > 1)
     tensor = fmt::format(" x tensor {}{}", problem_.tensor_ranks,
                          model_.part().sequence ? " with sequence parallelism" : "");
+  const std::string device = backend_.device->host_reaches()
+                                 ? fmt::format("{} threads per rank", config_.device.threads)
+                                 : fmt::format("rank {} on {}", world_.rank(), backend_.device->name());
   return fmt::format(
       "{} | pipeline {} (layers {}) x data {}{} | {} micro-batches of {} x {} tokens | {} parameters | {} | "
-      "{} "
-      "threads per "
-      "rank | program {:016x}",
+      "{} | program {:016x}",
       graph_.provenance, problem_.stages, stages, problem_.replicas, tensor, problem_.micro_batches,
       config_.training.micro_batch_size, config_.data.sequence_length, model_.parameter_count(),
-      name_of(config_.precision.compute), config_.device.threads, problem_.hash());
+      name_of(config_.precision.compute), device, problem_.hash());
 }
 
 std::unique_ptr<TrainingBinder> TrainingRank::make_binder(const Problem& problem, StepInputs& inputs,
                                                           WaitLedger* ledger) {
-  return std::make_unique<TrainingBinder>(
-      TrainingBinder::Parts{problem, world_.rank(), model_, *kernels_, *memory_, communicators_, inputs,
-                            make_optimizer_settings(config_), config_.precision.compute,
-                            config_.parallel.grad_sync, ledger, &clock_, tensor_ ? &*tensor_ : nullptr});
+  return std::make_unique<TrainingBinder>(TrainingBinder::Parts{
+      problem, world_.rank(), model_, kernels(), *memory_, communicators_, inputs,
+      make_optimizer_settings(config_), config_.precision.compute, config_.parallel.grad_sync, ledger,
+      &clock_, tensor_ ? &*tensor_ : nullptr, backend_.device.get(), backend_.transfer_kernels.get(), rope_});
+}
+
+int64_t TrainingRank::micro_batch_tokens() const {
+  return config_.training.micro_batch_size * config_.data.sequence_length;
+}
+
+void TrainingRank::place_inputs_and_tables() {
+  Device& device = *backend_.device;
+  inputs_ = &device_inputs_.emplace(*inputs_, device, problem_.micro_batches, micro_batch_tokens());
+  if (evaluation_inputs_)
+    evaluation_inputs_ = &device_evaluation_inputs_.emplace(
+        *evaluation_inputs_, device, evaluation_problem_.micro_batches, micro_batch_tokens());
+  const RopeTables tables = model_.rope_tables();
+  if (!tables.cosine) return;
+  tables_ = device.allocate(static_cast<size_t>(model_.table_bytes()));
+  std::byte* const place = tables_->bytes().data();
+  device.compute().copy_in(place, tables.cosine, static_cast<size_t>(model_.table_bytes()));
+  device.compute().synchronise();
+  rope_ = tables.at(reinterpret_cast<const float*>(place));
 }
 
 void TrainingRank::allocate() {
   std::vector<const StepGraph*> between;
   if (valid_inputs_) between.push_back(&evaluation_graph_);
-  memory_.emplace(graph_, between, world_.rank());
+  memory_.emplace(graph_, between, world_.rank(), *backend_.device);
   for (size_t b = 0; b < graph_.buffers.size(); ++b) {
     const auto memory = [&] {
       return std::span(memory_->address(graph_, static_cast<BufferId>(b)),
                        static_cast<size_t>(graph_.buffers[b].bytes));
     };
-    if (graph_.buffers[b].name == "workspace") kernels_->grant_workspace(memory());
-    if (graph_.buffers[b].name == "tensor exchange") tensor_.emplace(*communicators_.tensor, memory());
+    if (graph_.buffers[b].name == "workspace") kernels().grant_workspace(memory());
+    if (graph_.buffers[b].name == "tensor exchange")
+      tensor_.emplace(*communicators_.tensor, memory(), kernels(), backend_.device->compute());
   }
+  if (!backend_.device->host_reaches()) place_inputs_and_tables();
   binder_ = make_binder(problem_, *inputs_, &ledger_);
   RuntimeOptions options;
   options.clock = &clock_;
@@ -217,7 +245,7 @@ void TrainingRank::allocate() {
   options.traced_steps.insert(config_.run.trace_steps.begin(), config_.run.trace_steps.end());
   runtime_ = std::make_unique<StageRuntime>(graph_, *binder_, std::move(options));
   if (valid_inputs_) {
-    evaluation_binder_ = make_binder(evaluation_problem_, *valid_inputs_, nullptr);
+    evaluation_binder_ = make_binder(evaluation_problem_, *evaluation_inputs_, nullptr);
     evaluation_runtime_ =
         std::make_unique<StageRuntime>(evaluation_graph_, *evaluation_binder_, RuntimeOptions{});
   }
@@ -244,8 +272,11 @@ void TrainingRank::initialize_random() {
   for (const OwnedBlock& block : binder_->blocks(graph_))
     for (const ParameterSpec& parameter : model_.layer(block.layer).parameters()) {
       const HeldPart part = held_part(parameter, block.range);
-      initialize_held(parameter, static_cast<uint64_t>(config_.training.seed), part.begin,
-                      {block.master + part.position, static_cast<size_t>(part.count)});
+      write_on_host(backend_.device->compute(), block.master + part.position, static_cast<size_t>(part.count),
+                    [&](std::span<float> values) {
+                      initialize_held(parameter, static_cast<uint64_t>(config_.training.seed), part.begin,
+                                      values);
+                    });
     }
   binder_->refresh_working_weights(graph_);
 }
@@ -256,7 +287,9 @@ void TrainingRank::initialize_from(const ModelSource& source) {
     const Layer& layer = model_.layer(block.layer);
     values.assign(static_cast<size_t>(layer.block_size()), 0);
     read_layer(source, layer, values);
-    std::copy_n(values.begin() + block.range.begin, block.range.count, block.master);
+    backend_.device->compute().copy_in(block.master, values.data() + block.range.begin,
+                                       static_cast<size_t>(block.range.count) * sizeof(float));
+    backend_.device->compute().synchronise();
   }
   binder_->refresh_working_weights(graph_);
 }
@@ -270,9 +303,15 @@ void TrainingRank::restore(const CheckpointReader& checkpoint) {
                     checkpoint.directory().string(), p.name, describe_shape(p.shape));
       const HeldPart part = held_part(p, block.range);
       const auto read = [&](const std::string& name, float* state) {
-        for_each_held_run(p, part.begin, part.count, [&](int64_t from, int64_t to, int64_t count) {
-          checkpoint.read(name, from, {state + part.position + to - part.begin, static_cast<size_t>(count)});
-        });
+        write_on_host(
+            backend_.device->compute(), state + part.position, static_cast<size_t>(part.count),
+            [&](std::span<float> values) {
+              for_each_held_run(p, part.begin, part.count, [&](int64_t from, int64_t to, int64_t count) {
+                checkpoint.read(
+                    name, from,
+                    values.subspan(static_cast<size_t>(to - part.begin), static_cast<size_t>(count)));
+              });
+            });
       };
       read(p.name, block.master);
       read(p.name + ".moment1", block.moment1);
@@ -323,11 +362,17 @@ std::vector<PartTensor> TrainingRank::checkpoint_tensors() {
       const HeldPart part = held_part(p, block.range);
       if (part.count == 0 || (p.replicated() && problem_.tensor_of(world_.rank()) != 0)) continue;
       const auto add = [&](const std::string& name, const float* state) {
+        const float* values = state + part.position;
+        std::shared_ptr<const std::vector<float>> copy;
+        if (!backend_.device->host_reaches()) {
+          copy = std::make_shared<const std::vector<float>>(copy_to_host(values, part.count));
+          values = copy->data();
+        }
         for (const HeldPiece& piece : held_pieces(p, part.begin, part.count)) {
           const int64_t count = piece.length * piece.runs;
-          tensors.push_back(
-              {{name, p.shape, {piece.begin, count, piece.length, piece.stride}},
-               {state + part.position + piece.offset - part.begin, static_cast<size_t>(count)}});
+          tensors.push_back({{name, p.shape, {piece.begin, count, piece.length, piece.stride}},
+                             {values + piece.offset - part.begin, static_cast<size_t>(count)},
+                             copy});
         }
       };
       add(p.name, block.master);
@@ -336,6 +381,22 @@ std::vector<PartTensor> TrainingRank::checkpoint_tensors() {
     }
   }
   return tensors;
+}
+
+std::vector<float> TrainingRank::copy_to_host(const float* values, int64_t count) const {
+  std::vector<float> copy(static_cast<size_t>(count));
+  DeviceQueue& queue = backend_.device->compute();
+  queue.copy_out(copy.data(), values, copy.size() * sizeof(float));
+  queue.synchronise();
+  return copy;
+}
+
+std::optional<std::vector<float>> TrainingRank::parameter_values(const std::string& name) const {
+  for (int l = 0; l < model_.layer_count(); ++l)
+    for (const ParameterSpec& p : model_.layer(l).parameters())
+      if (const float* values = p.name == name ? parameter(name) : nullptr)
+        return copy_to_host(values, p.count());
+  return std::nullopt;
 }
 
 const float* TrainingRank::parameter(const std::string& name) const {

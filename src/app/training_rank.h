@@ -5,10 +5,11 @@
 #include <memory>
 #include <optional>
 
-#include "app/config.h"
+#include "app/backend.h"
 #include "app/training_inputs.h"
 #include "checkpoint/model_source.h"
 #include "checkpoint/training_checkpoint.h"
+#include "runtime/device_inputs.h"
 #include "runtime/stage_runtime.h"
 #include "runtime/tensor_communicator.h"
 #include "runtime/training_binder.h"
@@ -30,7 +31,7 @@ OptimizerSettings make_optimizer_settings(const Config& config);
 struct MemoryPlan {
   TierBytes tiers{};    // arenas
   int64_t program = 0;  // resident before they are allocated: code, libraries, data
-  int64_t tables = 0;   // model constants
+  int64_t tables = 0;   // model constants and inputs, where a device needs copies
   int64_t total() const { return tiers[0] + tiers[1] + tiers[2] + program + tables; }
 };
 
@@ -40,9 +41,9 @@ class TrainingRank {
   // `inputs`, when given, replaces `train`. Builds and checks the program; allocates nothing large.
   // Collective: ranks compare digests of what they will send one another. Throws InputError when the plan
   // cannot run.
-  TrainingRank(const Config& config, const ModelConfig& model, std::unique_ptr<KernelSet> kernels,
-               Communicator& world, std::shared_ptr<const SampleSource> train,
-               std::shared_ptr<const SampleSource> valid, StepInputs* inputs = nullptr);
+  TrainingRank(const Config& config, const ModelConfig& model, RankBackend backend, Communicator& world,
+               std::shared_ptr<const SampleSource> train, std::shared_ptr<const SampleSource> valid,
+               StepInputs* inputs = nullptr);
   ~TrainingRank();
 
   MemoryPlan memory_plan() const;
@@ -63,34 +64,44 @@ class TrainingRank {
   // all ranks.
   ClassifierResult evaluate(int64_t steps);
 
-  // This rank's share of a checkpoint: parameters and moments it is the first to hold.
+  // This rank's share of a checkpoint: parameters and moments it is the first to hold; copies of them where
+  // the host does not reach the device's memory.
   std::vector<PartTensor> checkpoint_tensors();
   int64_t updates_done() const { return binder_->updates_done(); }
-  // Master values [ParameterSpec::count()] of what is held here of a parameter; null: nothing.
+  // Master values [ParameterSpec::count()] of what is held here of a parameter, in the device's memory; null:
+  // nothing.
   const float* parameter(const std::string& name) const;
+  // The same on the host.
+  std::optional<std::vector<float>> parameter_values(const std::string& name) const;
 
   const Problem& problem() const { return problem_; }
   const StepGraph& graph() const { return graph_; }
   const Model& model() const { return model_; }
-  KernelSet& kernels() { return *kernels_; }
+  KernelSet& kernels() { return *backend_.kernels; }
   Clock& clock() { return clock_; }
 
  private:
   void compare_digests();
-  void grant_workspace();
+  int64_t micro_batch_tokens() const;
+  void place_inputs_and_tables();
+  std::vector<float> copy_to_host(const float* values, int64_t count) const;
   std::unique_ptr<TrainingBinder> make_binder(const Problem& problem, StepInputs& inputs, WaitLedger* ledger);
 
   Config config_;
   Model model_;
-  std::unique_ptr<KernelSet> kernels_;
+  RankBackend backend_;
   Communicator& world_;
   Problem problem_, evaluation_problem_;
   StepGraph graph_, evaluation_graph_;
   RankCommunicators communicators_;
   std::optional<SampledInputs> train_inputs_, valid_inputs_;
-  StepInputs* inputs_ = nullptr;
+  StepInputs *inputs_ = nullptr, *evaluation_inputs_ = nullptr;
   int64_t evaluation_batches_ = 0;
   std::optional<RankMemory> memory_;
+  // Where the host does not reach the device's memory.
+  std::optional<DeviceInputs> device_inputs_, device_evaluation_inputs_;
+  DeviceMemoryPtr tables_;
+  RopeTables rope_;
   std::optional<TensorCommunicator> tensor_;
   WaitLedger ledger_;
   Clock clock_;

@@ -11,7 +11,7 @@
 
 #include "app/account_bytes.h"
 #include "app/agreement.h"
-#include "app/kernels.h"
+#include "app/backend.h"
 #include "app/main_path_replay.h"
 #include "app/trace.h"
 #include "app/training_state.h"
@@ -115,9 +115,9 @@ void plan_variant(const TrainingData& data, Communicator& world, AblationResult&
   const Config& config = result.variant.config;
   std::array<double, 1> need{0};
   together(world, [&] {
-    const auto kernels = make_kernels(config.device);
+    const RankBackend backend = make_backend(config, world);
     const Model model(data.model, config.data.sequence_length, tensor_part(config, world.rank()));
-    const Problem problem = make_problem(config, model, *kernels, {world.rank()});
+    const Problem problem = make_problem(config, model, *backend.kernels, {world.rank()});
     const StepGraph graph = build_step_graph(problem);
     result.program = graph.provenance;
     result.program_hash = problem.hash();
@@ -139,7 +139,7 @@ std::string run_variant(const TrainingData& data, Communicator& world, const Var
   const bool peak_is_own = forget_resident_peak();
   std::unique_ptr<TrainingRank> rank;
   together(world, [&] {
-    rank = std::make_unique<TrainingRank>(config, data.model, make_kernels(config.device), world, data.train,
+    rank = std::make_unique<TrainingRank>(config, data.model, make_backend(config, world), world, data.train,
                                           nullptr);
   });
   const MemoryPlan plan = rank->memory_plan();

@@ -150,7 +150,7 @@ PartInfo write_part(const fs::path& directory, int writer, std::span<const PartT
   part.writer = writer;
   part.file = part_name(writer) + ".safetensors";
   std::vector<TensorDeclaration> declarations;
-  for (const auto& [slice, values] : tensors) {
+  for (const auto& [slice, values, copy] : tensors) {
     const SliceExtent& extent = slice.extent;
     const int64_t whole = whole_count(slice.name, slice.shape);
     require(extent.fits(whole), "tensor '{}': {} elements from {} on, in runs of {} by {}, of {}", slice.name,
@@ -163,7 +163,7 @@ PartInfo write_part(const fs::path& directory, int writer, std::span<const PartT
   }
 
   SafetensorsWriter file(directory / part.file, declarations);
-  for (const auto& [slice, values] : tensors)
+  for (const auto& [slice, values, copy] : tensors)
     for (size_t done = 0; done < values.size(); done += kHashedElements) {
       const auto piece = values.subspan(done, std::min(kHashedElements, values.size() - done));
       require_finite(slice.name, slice.extent.begin + static_cast<int64_t>(done), piece);

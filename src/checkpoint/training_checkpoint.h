@@ -35,7 +35,8 @@ struct PartSlice {
 };
 struct PartTensor {
   PartSlice slice;
-  std::span<const float> values;  // extent.count of them
+  std::span<const float> values;                             // extent.count of them
+  std::shared_ptr<const std::vector<float>> copy = nullptr;  // keeps the values, where they lie nowhere else
 };
 
 struct PartInfo {

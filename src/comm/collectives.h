@@ -28,6 +28,8 @@ std::vector<Segment> owned_segments(size_t count, int size);
 inline constexpr int kCollectiveTags = 3;
 // Tags from here on belong to the blocking helpers below; callers use smaller ones.
 inline constexpr int kFirstReservedTag = 1 << 24;
+// Of what passes beside the messages of a MatchedCommunicator.
+inline constexpr int kMatchingTag = kFirstReservedTag + 1;
 
 // Which way the contributions to a segment travel, and so in which order they are added. T is a fixed binary
 // tree over the rank index,
@@ -50,6 +52,16 @@ class ChunkGate {
   virtual bool open() const = 0;
 };
 
+// Adds arrays in memory of a device, where the messages of the communicator lie too.
+class FloatAdder {
+ public:
+  virtual ~FloatAdder() = default;
+  // sum[i] += term[i], rounded once.
+  virtual void add(float* sum, const float* term, size_t count) const = 0;
+  // Waits for the additions so far.
+  virtual void finish() const = 0;
+};
+
 struct CollectiveOptions {
   SumAlgorithm algorithm = SumAlgorithm::kDirect;
   // With a gate, a rank has at most one chunk on its way to others, counted until the receiver has it, so
@@ -63,6 +75,8 @@ struct CollectiveOptions {
   // what it passes on, on another. It may stay closed while a transfer of this rank is under way, which its
   // peer answers whatever the collective does. The gate must outlive the request.
   const ChunkGate* gate = nullptr;
+  // Where data and staging are memory of a device; null: they are host memory. Must outlive the request.
+  const FloatAdder* adder = nullptr;
 };
 
 // The collectives take `segments`: one per rank, by rank, following each other from element 0, the same on
@@ -101,8 +115,9 @@ RequestPtr all_gather(Communicator& communicator, void* data, std::span<const Se
 RequestPtr all_gather(Communicator& communicator, void* data, size_t count, size_t element_bytes,
                       size_t chunk, int tag, const CollectiveOptions& options = {});
 
-// The tree T over terms[0 .. n), element by element, into terms[0]; the others are overwritten.
-void tree_sum(std::span<float* const> terms, size_t count);
+// The tree T over terms[0 .. n), element by element, into terms[0]; the others are overwritten. `adder`: of
+// the memory they lie in, which may still be at it afterwards; null: host memory.
+void tree_sum(std::span<float* const> terms, size_t count, const FloatAdder* adder = nullptr);
 
 // Polls until the request is complete.
 void wait(Request& request);

@@ -50,6 +50,7 @@ class SegmentedCollective : public Request {
         staging_(staging),
         tag_(tag),
         gate_(options.gate),
+        adder_(options.adder),
         segments_(segments.begin(), segments.end()) {
     const int size = communicator.size();
     require(chunk >= 1, "a collective with a chunk of 0 elements");
@@ -236,6 +237,11 @@ class SegmentedCollective : public Request {
 
   void sum(int segment, size_t c) {
     const Segment part = piece(segment, c);
+    if (adder_) {
+      for (const Addition& addition : sum_of(segment)->additions)
+        adder_->add(place(part, c, addition.into), place(part, c, addition.from), part.count);
+      return adder_->finish();
+    }
     for (size_t begin = 0; begin < part.count; begin += kBlock)
       for (const Addition& addition : sum_of(segment)->additions)
         add(place(part, c, addition.into) + begin, place(part, c, addition.from) + begin,
@@ -248,6 +254,7 @@ class SegmentedCollective : public Request {
   const std::span<float> staging_;  // [slot, message, chunk]
   const int tag_;
   const ChunkGate* const gate_;
+  const FloatAdder* const adder_;
   const std::vector<Segment> segments_;  // by rank
   size_t chunk_ = 0, chunks_ = 0;
   RankPlan plan_;
@@ -303,13 +310,21 @@ size_t staging_count(size_t count, int size, size_t chunk, SumAlgorithm algorith
   return staging_count(owned_segments(count, size), chunk, algorithm, nodes);
 }
 
-void tree_sum(std::span<float* const> terms, size_t count) {
+void tree_sum(std::span<float* const> terms, size_t count, const FloatAdder* adder) {
   // Adding neighbours at distance 1, 2, 4, ... builds just that tree: what stands at a multiple of a power of
   // two is the sum of that many terms, or of all that are left.
-  for (size_t begin = 0; begin < count; begin += kBlock)
+  const size_t block = adder ? count : kBlock;
+  for (size_t begin = 0; begin < count; begin += block)
     for (size_t distance = 1; distance < terms.size(); distance *= 2)
-      for (size_t i = 0; i + distance < terms.size(); i += 2 * distance)
-        add(terms[i] + begin, terms[i + distance] + begin, std::min(kBlock, count - begin));
+      for (size_t i = 0; i + distance < terms.size(); i += 2 * distance) {
+        float* const sum = terms[i] + begin;
+        const float* const term = terms[i + distance] + begin;
+        const size_t length = std::min(block, count - begin);
+        if (adder)
+          adder->add(sum, term, length);
+        else
+          add(sum, term, length);
+      }
 }
 
 RequestPtr all_reduce_sum(Communicator& communicator, float* data, std::span<const Segment> segments,

@@ -63,7 +63,7 @@ class EmbeddingLayer final : public Layer {
       const TensorLink link(call, part_, hidden_);
       Scratch scratch(call.temporary);
       const Buffers buffers = lay_out(scratch, call.batch.count(), dy.dtype);
-      find_own_words(call.batch, buffers.tokens);
+      find_own_words(call, buffers.tokens);
       tokens = buffers.tokens;
       if (link.sequence()) {
         call.kernels.convert(link.own(buffers.all), dy, link.resident() * hidden_);
@@ -94,11 +94,13 @@ class EmbeddingLayer final : public Layer {
     return buffers;
   }
 
-  void find_own_words(const BatchView& batch, int32_t* tokens) const {
-    for (int64_t t = 0; t < batch.count(); ++t) {
-      const int64_t word = batch.tokens[t] - words_.first;
-      tokens[t] = word >= 0 && word < words_.count ? static_cast<int32_t>(word) : -1;
-    }
+  void find_own_words(const LayerCall& call, int32_t* tokens) const {
+    write_on_host(call.queue, tokens, static_cast<size_t>(call.batch.count()), [&](std::span<int32_t> own) {
+      for (size_t t = 0; t < own.size(); ++t) {
+        const int64_t word = call.batch.token(static_cast<int64_t>(t)) - words_.first;
+        own[t] = word >= 0 && word < words_.count ? static_cast<int32_t>(word) : -1;
+      }
+    });
   }
 
   // One rank has the token's row and all others zeros: the sum is exact. Positions, which all ranks hold, are
@@ -107,7 +109,7 @@ class EmbeddingLayer final : public Layer {
     const TensorLink link(call, part_, hidden_);
     Scratch scratch(call.temporary);
     const Buffers buffers = lay_out(scratch, call.batch.count(), y.dtype);
-    find_own_words(call.batch, buffers.tokens);
+    find_own_words(call, buffers.tokens);
     const Ref all = link.sequence() ? buffers.all : y;
     call.kernels.embedding_forward(all, buffers.tokens, call.weights, nullptr, {}, call.batch.count(),
                                    hidden_);
@@ -128,14 +130,14 @@ class EmbeddingLayer final : public Layer {
   // The last look at numbers that came from files before they become addresses.
   void check_inputs(const BatchView& batch) const {
     for (int64_t t = 0; t < batch.count(); ++t) {
-      if (batch.tokens[t] < 0 || batch.tokens[t] >= vocabulary_)
+      if (batch.token(t) < 0 || batch.token(t) >= vocabulary_)
         input_error(
             "token {} at row {}, column {} of a micro-batch is outside the model's vocabulary of {}: the "
             "dataset was made with another tokenizer than the model's",
-            batch.tokens[t], t / batch.sequence, t % batch.sequence, vocabulary_);
-      if (learned_positions_ && (batch.positions[t] < 0 || batch.positions[t] >= learned_positions_))
+            batch.token(t), t / batch.sequence, t % batch.sequence, vocabulary_);
+      if (learned_positions_ && (batch.position(t) < 0 || batch.position(t) >= learned_positions_))
         input_error("position {} is outside the model's {} learned positions: shorten the sequence",
-                    batch.positions[t], learned_positions_);
+                    batch.position(t), learned_positions_);
     }
   }
 

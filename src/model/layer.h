@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "base/catalogue.h"
+#include "device/device.h"
 #include "model/config.h"
+#include "model/rope.h"
 #include "ops/kernel_set.h"
 
 namespace trainer {
@@ -94,12 +96,17 @@ void for_each_held_run(const ParameterSpec& parameter, Visit visit) {
 // only.
 struct BatchView {
   int64_t micro_batch = 0, sequence = 0;
+  // Where the kernels reach them.
   const int32_t* tokens = nullptr;
   const int32_t* labels = nullptr;  // -100: ignored
   const int32_t* positions = nullptr;
   // As in AttentionShape, over the whole sequences even in a segment's view. Empty: each row is one document.
   std::span<const int32_t> document_starts;
+  // Where kernels compute on memory that the host does not reach: tokens and positions for the host.
+  const int32_t *host_tokens = nullptr, *host_positions = nullptr;
   int64_t count() const { return micro_batch * sequence; }
+  int32_t token(int64_t t) const { return (host_tokens ? host_tokens : tokens)[t]; }
+  int32_t position(int64_t t) const { return (host_positions ? host_positions : positions)[t]; }
 };
 
 // Keys and values of the whole sequence, for a sequence cut into segments (forward in order, backward in
@@ -128,6 +135,8 @@ struct LayerCall {
   uint64_t kept = 0;              // recover: bit i says that saved[i] still holds its values
   float* token_losses = nullptr;  // head: [tokens], the loss of each label, 0 where ignored; may be null
   TensorGroup* tensor = nullptr;  // of a model that is cut over several ranks
+  DeviceQueue& queue = host_device().compute();  // that the kernels work in
+  RopeTables rope = {};  // the model's tables where the kernels reach them; null: where the model has them
 };
 
 class Layer {
@@ -175,12 +184,15 @@ class Model {
   int64_t parameter_count() const;  // each logical parameter once
   // Model FLOPs of one training step per token: 6 x matrices + attention, causal halved.
   double flops_per_token(int64_t sequence) const;
+  // In host memory; null without rotary positions.
+  RopeTables rope_tables() const;
   int64_t table_bytes() const { return static_cast<int64_t>(rope_tables_.size() * sizeof(float)); }
 
  private:
   ModelConfig config_;
   TensorPart part_;
   std::vector<float> rope_tables_;
+  int64_t positions_ = 0;  // of the tables
   std::vector<std::unique_ptr<Layer>> layers_;
 };
 

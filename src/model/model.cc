@@ -11,11 +11,11 @@ Model::Model(ModelConfig config, int64_t positions, TensorPart part)
   validate(config_, "model");
   check_parts(config_, part_.size);
   if (positions <= 0) positions = config_.max_position_embeddings;
-  RopeTables rope;
   if (config_.rope()) {
     rope_tables_ = make_rope_tables(config_, positions);
-    rope = {rope_tables_.data(), rope_tables_.data() + rope_tables_.size() / 2, positions};
+    positions_ = positions;
   }
+  const RopeTables rope = rope_tables();
   layers_.push_back(make_embedding_layer(config_, part_));
   for (int64_t i = 0; i < config_.num_layers; ++i)
     layers_.push_back(make_transformer_block(config_, i, rope, part_));
@@ -24,6 +24,11 @@ Model::Model(ModelConfig config, int64_t positions, TensorPart part)
 
 Model::~Model() = default;
 Model::Model(Model&&) noexcept = default;
+
+RopeTables Model::rope_tables() const {
+  if (rope_tables_.empty()) return {};
+  return {rope_tables_.data(), rope_tables_.data() + rope_tables_.size() / 2, positions_};
+}
 
 const HeadLayer& Model::head() const { return static_cast<const HeadLayer&>(*layers_.back()); }
 

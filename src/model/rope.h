@@ -13,6 +13,8 @@ struct RopeTables {
   const float* cosine = nullptr;  // [positions, head_dim / 2]
   const float* sine = nullptr;    // same shape
   int64_t positions = 0;
+  // The same tables, contiguous as make_rope_tables makes them, at another place.
+  RopeTables at(const float* tables) const { return {tables, tables + (sine - cosine), positions}; }
 };
 
 // [head_dim / 2] angles per position, Llama-3 scaling applied.

@@ -199,8 +199,8 @@ bool TransformerBlock::is_partial(const ParameterSpec& parameter) const {
 void TransformerBlock::check_positions(const BatchView& batch) const {
   if (!config_.rope()) return;
   for (int64_t t = 0; t < batch.count(); ++t)
-    require(batch.positions[t] >= 0 && batch.positions[t] < rope_.positions,
-            "position {} is outside the rotary tables of {} positions", batch.positions[t], rope_.positions);
+    require(batch.position(t) >= 0 && batch.position(t) < rope_.positions,
+            "position {} is outside the rotary tables of {} positions", batch.position(t), rope_.positions);
 }
 
 void TransformerBlock::linear(const LayerCall& call, Ref y, ConstRef x, int64_t weight, int64_t bias,
@@ -259,6 +259,7 @@ void TransformerBlock::head_norm(const LayerCall& call, Ref y, ConstRef x, int64
 void TransformerBlock::rotate(const LayerCall& call, Ref out, int64_t out_stride, ConstRef in,
                               int64_t in_stride, int64_t first, int64_t tokens, int64_t heads,
                               bool inverse) const {
+  const RopeTables& tables = call.rope.cosine ? call.rope : rope_;
   call.kernels.rope(out, in,
                     {.tokens = tokens,
                      .heads = heads,
@@ -266,8 +267,8 @@ void TransformerBlock::rotate(const LayerCall& call, Ref out, int64_t out_stride
                      .in_stride = in_stride,
                      .out_stride = out_stride,
                      .positions = call.batch.positions + first,
-                     .cosine = rope_.cosine,
-                     .sine = rope_.sine,
+                     .cosine = tables.cosine,
+                     .sine = tables.sine,
                      .inverse = inverse});
 }
 

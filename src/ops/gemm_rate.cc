@@ -6,8 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "device/arena.h"
-
 namespace trainer {
 namespace {
 
@@ -22,7 +20,8 @@ size_t aligned(int64_t elements, size_t element_bytes) {
 
 }  // namespace
 
-double measure_gemm_rate(KernelSet& kernels, DType dtype, std::span<const GemmShape> shapes, double seconds) {
+double measure_gemm_rate(KernelSet& kernels, DType dtype, std::span<const GemmShape> shapes, double seconds,
+                         Device& device) {
   double best = 0;
   const double share = seconds / static_cast<double>(3 * shapes.size());
   for (const GemmShape& s : shapes) {
@@ -32,9 +31,10 @@ double measure_gemm_rate(KernelSet& kernels, DType dtype, std::span<const GemmSh
     bounds.widest_row = std::max(s.n, s.k);
     bounds.hidden = s.k;
     const size_t workspace = kernels.workspace_bytes(bounds), element = size_of(dtype);
-    Arena arena(aligned(s.m * s.k, element) + aligned(s.n * s.k, element) + aligned(s.m * s.n, element) +
-                aligned(s.n * s.k, sizeof(float)) + workspace);
-    std::byte* next = arena.bytes().data();
+    const DeviceMemoryPtr memory =
+        device.allocate(aligned(s.m * s.k, element) + aligned(s.n * s.k, element) +
+                        aligned(s.m * s.n, element) + aligned(s.n * s.k, sizeof(float)) + workspace);
+    std::byte* next = memory->bytes().data();
     const auto take = [&](size_t bytes) { return std::exchange(next, next + bytes); };
     const Ref x{take(aligned(s.m * s.k, element)), dtype}, w{take(aligned(s.n * s.k, element)), dtype},
         y{take(aligned(s.m * s.n, element)), dtype};
@@ -48,10 +48,12 @@ double measure_gemm_rate(KernelSet& kernels, DType dtype, std::span<const GemmSh
         [&] { kernels.linear_backward_weight(dw, y, x, s.m, s.n, s.k); }};
     for (const auto& run : directions) {
       run();
+      device.compute().synchronise();
       std::vector<double> times;
       for (const double begin = now(); times.size() < 3 || now() - begin < share;) {
         const double start = now();
         run();
+        device.compute().synchronise();
         times.push_back(now() - start);
       }
       std::nth_element(times.begin(), times.begin() + static_cast<int64_t>(times.size() / 2), times.end());

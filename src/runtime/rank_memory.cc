@@ -41,9 +41,10 @@ TierBytes RankMemory::plan(const StepGraph& training, const std::vector<const St
   return bytes;
 }
 
-RankMemory::RankMemory(const StepGraph& training, const std::vector<const StepGraph*>& between, int rank) {
+RankMemory::RankMemory(const StepGraph& training, const std::vector<const StepGraph*>& between, int rank,
+                       Device& device) {
   for (const auto& [key, size] : plan_arenas(training, between, rank))
-    arenas_[key] = Arena(static_cast<size_t>(size));
+    arenas_[key] = (key.space == Space::kDevice ? device : host_device()).allocate(static_cast<size_t>(size));
   std::map<std::string, const Buffer*> persistent;
   Layout first{&training, {}};
   for (const Buffer& b : training.buffers) {
@@ -79,7 +80,7 @@ std::byte* RankMemory::address(const StepGraph& graph, BufferId id, int64_t step
     const int64_t offset = layout.offsets[static_cast<size_t>(id)];
     require(offset != kNone, "buffer '{}' is not of this rank", b.name);
     const int64_t slot = b.versions == 1 ? 0 : ((step - distance) % b.versions + b.versions) % b.versions;
-    return arenas_.at(arena_of(b)).bytes().data() + offset + slot * graph.slot_bytes(b);
+    return arenas_.at(arena_of(b))->bytes().data() + offset + slot * graph.slot_bytes(b);
   }
   require(false, "a step graph that this memory was not laid out for");
   return nullptr;

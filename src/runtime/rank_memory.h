@@ -5,7 +5,7 @@
 #include <map>
 #include <vector>
 
-#include "device/arena.h"
+#include "device/device.h"
 #include "schedule/memory.h"
 #include "schedule/step_graph.h"
 
@@ -18,7 +18,9 @@ class RankMemory {
   // Bytes by tier, in all spaces together, for `training` and the graphs that run between its steps.
   static TierBytes plan(const StepGraph& training, const std::vector<const StepGraph*>& between, int rank);
 
-  RankMemory(const StepGraph& training, const std::vector<const StepGraph*>& between, int rank);
+  // `device` owns the memory of the space kDevice and outlives this.
+  RankMemory(const StepGraph& training, const std::vector<const StepGraph*>& between, int rank,
+             Device& device = host_device());
 
   // First byte of the buffer's slot for `step` (absolute; `distance` steps back). `graph` is one of those
   // given.
@@ -29,7 +31,7 @@ class RankMemory {
     const StepGraph* graph;
     std::vector<int64_t> offsets;  // by buffer; kNone: of another rank
   };
-  std::map<ArenaKey, Arena> arenas_;
+  std::map<ArenaKey, DeviceMemoryPtr> arenas_;
   std::vector<Layout> layouts_;
 };
 

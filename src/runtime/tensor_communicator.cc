@@ -1,11 +1,9 @@
 #include "runtime/tensor_communicator.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/error.h"
 #include "comm/back_off.h"
-#include "ops/bf16.h"
 
 namespace trainer {
 namespace {
@@ -21,21 +19,16 @@ uint16_t* halves_of(std::span<std::byte> staging, int size, int rank) {
   return reinterpret_cast<uint16_t*>(floats_of(staging, size)) + static_cast<size_t>(rank) * kChunk;
 }
 
-void widen(float* to, const uint16_t* from, size_t count) {
-  for (size_t i = 0; i < count; ++i) to[i] = bf16_to_float(from[i]);
-}
-void narrow(uint16_t* to, const float* from, size_t count) {
-  for (size_t i = 0; i < count; ++i) to[i] = float_to_bf16(from[i]);
-}
-
 }  // namespace
 
 int64_t TensorCommunicator::staging_bytes(int size) {
   return size > 1 ? static_cast<int64_t>(size) * static_cast<int64_t>(kChunk) * (4 + 2) : 0;
 }
 
-TensorCommunicator::TensorCommunicator(Communicator& communicator, std::span<std::byte> staging)
-    : communicator_(communicator), staging_(staging) {
+TensorCommunicator::TensorCommunicator(Communicator& communicator, std::span<std::byte> staging,
+                                       KernelSet& kernels, DeviceQueue& queue)
+    : communicator_(communicator), staging_(staging), kernels_(kernels), queue_(queue) {
+  if (!queue.host_reaches()) adder_.emplace(kernels, queue);
   require(static_cast<int64_t>(staging.size()) >= staging_bytes(communicator.size()),
           "{} bytes of staging for a tensor-parallel group of {}", staging.size(), communicator.size());
 }
@@ -64,6 +57,7 @@ void TensorCommunicator::sum_own_segment(Ref data, std::span<const Segment> segm
   };
   const auto at = [&](const Segment& s) { return static_cast<std::byte*>(data.data) + s.begin * element; };
   for (size_t begin = 0; begin < longest; begin += kChunk) {
+    queue_.synchronise();  // what is sent is there, and what is received over is no longer read
     const Segment own = piece(me, begin);
     for (int step = 1; step < ranks && own.count > 0; ++step) {
       const int peer = (me + step) % ranks;
@@ -78,26 +72,27 @@ void TensorCommunicator::sum_own_segment(Ref data, std::span<const Segment> segm
     }
     finish();
     if (own.count == 0) continue;
+    const auto count = static_cast<int64_t>(own.count);
+    const Ref mine{at(own), data.dtype};
     std::vector<float*> terms;
     for (int r = 0; r < ranks; ++r) {
       float* term = floats_of(staging_, r);
-      if (wide && r == me) term = reinterpret_cast<float*>(at(own));
-      if (!wide)
-        widen(term, r == me ? reinterpret_cast<uint16_t*>(at(own)) : halves_of(staging_, ranks, r),
-              own.count);
+      if (wide && r == me) term = mine.f32();
+      if (!wide) {
+        const Ref narrow = r == me ? mine : Ref{halves_of(staging_, ranks, r), data.dtype};
+        kernels_.convert(ref(term), narrow, count);
+      }
       terms.push_back(term);
     }
-    tree_sum(terms, own.count);
-    if (!wide)
-      narrow(reinterpret_cast<uint16_t*>(at(own)), terms[0], own.count);
-    else if (me != 0)
-      std::memcpy(at(own), terms[0], own.count * element);
+    tree_sum(terms, own.count, adder_ ? &*adder_ : nullptr);
+    if (terms[0] != mine.data) kernels_.convert(mine, ref(static_cast<const float*>(terms[0])), count);
   }
 }
 
 void TensorCommunicator::share_segments(std::byte* data, std::span<const Segment> segments,
                                         size_t element_bytes) {
   const int me = rank(), ranks = size();
+  queue_.synchronise();
   const Segment own = segments[static_cast<size_t>(me)];
   for (int step = 1; step < ranks; ++step) {
     const int peer = (me + step) % ranks;

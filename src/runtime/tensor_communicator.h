@@ -1,11 +1,12 @@
 // A tensor-parallel group over a communicator of its own.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
-#include "comm/collectives.h"
 #include "ops/tensor_group.h"
+#include "runtime/kernel_adder.h"
 
 namespace trainer {
 
@@ -14,8 +15,10 @@ class TensorCommunicator final : public TensorGroup {
   // Of the memory that exchanges of a group of `size` ranks need.
   static int64_t staging_bytes(int size);
 
-  // Both outlive this. `staging`: staging_bytes(communicator.size()), 64-byte aligned.
-  TensorCommunicator(Communicator& communicator, std::span<std::byte> staging);
+  // All outlive this. `staging`: staging_bytes(communicator.size()), 64-byte aligned, in the memory of the
+  // device whose kernels and queue these are, as all data is.
+  TensorCommunicator(Communicator& communicator, std::span<std::byte> staging, KernelSet& kernels,
+                     DeviceQueue& queue = host_device().compute());
 
   int rank() const override { return communicator_.rank(); }
   int size() const override { return communicator_.size(); }
@@ -31,6 +34,9 @@ class TensorCommunicator final : public TensorGroup {
 
   Communicator& communicator_;
   std::span<std::byte> staging_;
+  KernelSet& kernels_;
+  DeviceQueue& queue_;
+  std::optional<KernelAdder> adder_;  // where the host does not reach the staging
   std::vector<RequestPtr> requests_;
 };
 

@@ -1,5 +1,6 @@
 #include "runtime/training_binder.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
@@ -13,7 +14,8 @@ constexpr int kForwardTag = 1, kBackwardTag = 2;
 
 }  // namespace
 
-RankCommunicators RankCommunicators::make(Communicator& world, const Problem& problem) {
+RankCommunicators RankCommunicators::make(Communicator& world, const Problem& problem,
+                                          const DeviceTransport& transport, Device& device) {
   const int rank = world.rank(), stage = problem.stage_of(rank), replica = problem.replica_of(rank);
   const bool end = stage == 0 || stage == problem.stages - 1;
   RankCommunicators c;
@@ -23,11 +25,19 @@ RankCommunicators RankCommunicators::make(Communicator& world, const Problem& pr
   c.tied = world.split(end ? replica * tensor_ranks + tensor : problem.replicas * tensor_ranks + rank, rank);
   c.world = world.split(0, rank);
   if (tensor_ranks > 1) c.tensor = world.split(rank / tensor_ranks, rank);
+  if (!transport) return c;
+  for (auto* group : {&c.boundary, &c.data_parallel, &c.tied})
+    *group = transport(std::move(*group), device.transfers());
+  if (c.tensor) c.tensor = transport(std::move(c.tensor), device.compute());
   return c;
 }
 
 TrainingBinder::TrainingBinder(Parts parts) : parts_(std::move(parts)) {
   static_assert(KernelSet::kNormBlock == kNormBlock);
+  if (!parts_.device->host_reaches()) {
+    require(parts_.transfer_kernels != nullptr, "a device without kernels for its transfers");
+    adder_.emplace(*parts_.transfer_kernels, parts_.device->transfers());
+  }
   const Problem& p = parts_.problem;
   for (const LayerCatalogue& layer : p.layers) ranges_.push_back(shard_ranges(layer, p.replicas));
   for (int r = 0; r < p.world_size(); ++r) {
@@ -42,6 +52,12 @@ TrainingBinder::TrainingBinder(Parts parts) : parts_(std::move(parts)) {
 }
 
 TrainingBinder::~TrainingBinder() = default;
+
+// The thread of every other lane of a training step drives transfers.
+DeviceQueue& TrainingBinder::queue_of(const StepGraph& graph, const Task& task) const {
+  const bool computes = graph.lanes[static_cast<size_t>(task.lane)].kind == LaneKind::kCompute;
+  return computes ? parts_.device->compute() : parts_.device->transfers();
+}
 
 std::byte* TrainingBinder::at(const StepGraph& graph, const Use& use, int64_t step) const {
   return parts_.memory.address(graph, use.buffer, step, use.distance);
@@ -112,7 +128,9 @@ LayerCall TrainingBinder::call(const StepGraph& graph, const Task& task, int64_t
                  .shared_weights = weights(graph.find(task, Role::kSharedWeights)),
                  .saved = {},
                  .temporary = {},
-                 .tensor = parts_.tensor};
+                 .tensor = parts_.tensor,
+                 .queue = parts_.device->compute(),
+                 .rope = parts_.rope};
   call.saved = saved;
   call.kept = kept;
   call.temporary = {at(graph, *temporary, step),
@@ -124,6 +142,7 @@ RequestPtr TrainingBinder::start(const StepGraph& graph, Instance instance) {
   const Task& task = graph.tasks[static_cast<size_t>(instance.task)];
   const int64_t step = first_step_ + instance.step;
   const LaneKind lane = graph.lanes[static_cast<size_t>(task.lane)].kind;
+  parts_.device->select();
   switch (task.kind) {
     case TaskKind::kForward:
       forward(graph, task, step);
@@ -136,7 +155,6 @@ RequestPtr TrainingBinder::start(const StepGraph& graph, Instance instance) {
     }
     case TaskKind::kBackward:
       backward(graph, task, step);
-      if (parts_.clock) last_backward_end_ = parts_.clock->now();
       return nullptr;
     case TaskKind::kSend: {
       std::byte* data = at(graph, task.uses.front(), step);
@@ -144,7 +162,8 @@ RequestPtr TrainingBinder::start(const StepGraph& graph, Instance instance) {
           parts_.ledger ? parts_.ledger->outgoing(parts_.clock->now()) : BoundaryTrailer{};
       static_assert(sizeof trailer <= kBoundaryTrailerBytes);
       gate_.started();
-      std::memcpy(data + task.bytes - kBoundaryTrailerBytes, &trailer, sizeof trailer);
+      write_on_host(queue_of(graph, task), data + task.bytes - kBoundaryTrailerBytes, sizeof trailer,
+                    [&](std::span<std::byte> bytes) { std::memcpy(bytes.data(), &trailer, bytes.size()); });
       return parts_.communicators.boundary->send(data, static_cast<size_t>(task.bytes), task.communicator,
                                                  lane == LaneKind::kSendForward ? kForwardTag : kBackwardTag);
     }
@@ -178,12 +197,17 @@ RequestPtr TrainingBinder::start(const StepGraph& graph, Instance instance) {
 void TrainingBinder::finish(const StepGraph& graph, Instance instance) {
   const Task& task = graph.tasks[static_cast<size_t>(instance.task)];
   const int64_t step = first_step_ + instance.step;
+  if (graph.lanes[static_cast<size_t>(task.lane)].kind == LaneKind::kCompute)
+    parts_.device->compute().synchronise();
+  if (task.kind == TaskKind::kBackward && parts_.clock) last_backward_end_ = parts_.clock->now();
   if (task.kind == TaskKind::kSend) gate_.ended();
   if (task.kind == TaskKind::kNormSync) conclude(graph, task, step);
   if (task.kind == TaskKind::kReceive && parts_.ledger) {
     BoundaryTrailer trailer;
-    std::memcpy(&trailer, at(graph, task.uses.front(), step) + task.bytes - kBoundaryTrailerBytes,
-                sizeof trailer);
+    read_on_host(
+        queue_of(graph, task), at(graph, task.uses.front(), step) + task.bytes - kBoundaryTrailerBytes,
+        sizeof trailer,
+        [&](std::span<const std::byte> bytes) { std::memcpy(&trailer, bytes.data(), bytes.size()); });
     parts_.ledger->arrived(graph.lanes[static_cast<size_t>(task.lane)].kind == LaneKind::kReceiveForward,
                            task.at.micro_batch, trailer);
   }
@@ -205,11 +229,14 @@ void TrainingBinder::forward(const StepGraph& graph, const Task& task, int64_t s
   }
   for (const Use& use : task.uses)
     if (use.role == Role::kLoss) {
-      auto* cells = reinterpret_cast<LossCell*>(at(graph, use, step));
-      if (use.access == Access::kWrite)
-        std::memset(cells, 0, static_cast<size_t>(graph.buffers[static_cast<size_t>(use.buffer)].bytes));
-      cells[use.index].sum += result.loss_sum;
-      cells[use.index].valid += result.valid_tokens;
+      const int64_t bytes = graph.buffers[static_cast<size_t>(use.buffer)].bytes;
+      change_on_host(parts_.device->compute(), reinterpret_cast<LossCell*>(at(graph, use, step)),
+                     static_cast<size_t>(bytes) / sizeof(LossCell), [&](std::span<LossCell> cells) {
+                       if (use.access == Access::kWrite) std::fill(cells.begin(), cells.end(), LossCell{});
+                       LossCell& cell = cells[static_cast<size_t>(use.index)];
+                       cell.sum += result.loss_sum;
+                       cell.valid += result.valid_tokens;
+                     });
     }
 }
 

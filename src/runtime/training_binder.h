@@ -3,15 +3,18 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "comm/collectives.h"
 #include "model/layer.h"
 #include "optim/lr_schedule.h"
 #include "runtime/clock.h"
+#include "runtime/kernel_adder.h"
 #include "runtime/kernel_binder.h"
 #include "runtime/rank_memory.h"
 #include "runtime/waiting.h"
@@ -44,13 +47,19 @@ struct StepResult {
   bool skipped = false;
 };
 
+// Makes a communicator whose messages lie in memory of the device from one of host memory; `queue` is that of
+// the lane that uses it. Collective over `group`.
+using DeviceTransport =
+    std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator> group, DeviceQueue& queue)>;
+
 // One communicator each, for one thread: transfers between stages, and the groups of schedule's
-// CommunicatorId.
+// CommunicatorId. Messages of `world` are host memory.
 struct RankCommunicators {
   std::unique_ptr<Communicator> boundary, data_parallel, tied, world;
   std::unique_ptr<Communicator> tensor;  // of the compute lane; null without tensor parallelism
-  // Collective over `world`.
-  static RankCommunicators make(Communicator& world, const Problem& problem);
+  // Collective over `world`. `transport`: null where the host reaches the device's memory.
+  static RankCommunicators make(Communicator& world, const Problem& problem,
+                                const DeviceTransport& transport = nullptr, Device& device = host_device());
 };
 
 // What this rank updates of a layer's parameter block: elements [range.begin, range.end()). `copy`: of the
@@ -100,6 +109,10 @@ class TrainingBinder : public KernelBinder {
     WaitLedger* ledger = nullptr;  // may be null
     const Clock* clock = nullptr;
     TensorGroup* tensor = nullptr;  // null without tensor parallelism
+    Device* device = &host_device();
+    // Of the device's queue for transfers; null where the host reaches the device's memory.
+    KernelSet* transfer_kernels = nullptr;
+    RopeTables rope = {};  // as in LayerCall
   };
   explicit TrainingBinder(Parts parts);
   ~TrainingBinder() override;
@@ -133,6 +146,7 @@ class TrainingBinder : public KernelBinder {
     int64_t valid;
   };
 
+  DeviceQueue& queue_of(const StepGraph& graph, const Task& task) const;
   std::byte* at(const StepGraph& graph, const Use& use, int64_t step) const;
   Ref activation(const StepGraph& graph, const Task& task, Role role, int index, int64_t step) const;
   LayerCall call(const StepGraph& graph, const Task& task, int64_t step, std::vector<Ref>& saved) const;
@@ -148,6 +162,7 @@ class TrainingBinder : public KernelBinder {
   RequestPtr exchange_norms(const StepGraph& graph, const Task& task, int64_t step);
   void conclude(const StepGraph& graph, const Task& task, int64_t step);
   void update(const StepGraph& graph, const Task& task, int64_t step);
+  Control control(const StepGraph& graph, const Task& task, const Use& use, int64_t step) const;
   const std::vector<ShardRange>& ranges(int layer) const { return ranges_[static_cast<size_t>(layer)]; }
   ShardRange own(int layer) const;
   // What this rank updates: its own range under ZeRO, else everything.
@@ -160,6 +175,7 @@ class TrainingBinder : public KernelBinder {
   double sum_of_squares() const;
 
   Parts parts_;
+  std::optional<KernelAdder> adder_;
   int64_t first_step_ = 1;
   int64_t updates_done_ = 0;
   std::vector<std::vector<ShardRange>> ranges_;  // [layer][replica]

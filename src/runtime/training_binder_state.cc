@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <initializer_list>
 
 #include "comm/collectives.h"
@@ -56,7 +55,7 @@ void TrainingBinder::fold(const StepGraph& graph, const Task& task, int64_t step
   if (graph.buffers[static_cast<size_t>(from.buffer)].bytes != bytes)
     term = part(graph, from, task.at.layer_begin, own(task.at.layer_begin), DType::kF32, step);
   if (into.access == Access::kWrite)
-    std::memcpy(sum, term, static_cast<size_t>(bytes));
+    parts_.device->compute().copy(sum, term, static_cast<size_t>(bytes));
   else
     parts_.kernels.add(ref(reinterpret_cast<float*>(sum)), ref(reinterpret_cast<const float*>(term)),
                        bytes / 4);
@@ -97,7 +96,7 @@ RequestPtr TrainingBinder::gather(int layer, std::byte* data, const CollectiveOp
 // Gated where links are shared: between machines. What the main path waits for itself, as the weights of ZeRO
 // stage 3, lets nothing pass.
 CollectiveOptions TrainingBinder::collective_options(const StepGraph& graph, const Task& task) const {
-  CollectiveOptions options{.algorithm = parts_.grad_sync};
+  CollectiveOptions options{.algorithm = parts_.grad_sync, .adder = adder_ ? &*adder_ : nullptr};
   const bool waited_for = task.kind == TaskKind::kPrefetchWeights && task.at.micro_batch >= 0;
   if (!graph.lanes[static_cast<size_t>(task.lane)].yields || waited_for) return options;
   const auto nodes = parts_.communicators.world->nodes();
@@ -108,15 +107,18 @@ CollectiveOptions TrainingBinder::collective_options(const StepGraph& graph, con
 
 RequestPtr TrainingBinder::refresh(const StepGraph& graph, const Task& task, int64_t step) {
   if (const Use* use = graph.find(task, Role::kControl))
-    if (reinterpret_cast<const Control*>(at(graph, *use, step))->skip) return nullptr;
+    if (control(graph, task, *use, step).skip) return nullptr;
   const int layer = task.at.layer_begin;
   const ShardRange range = updated(layer);
   const Use& weights = *graph.find(task, Role::kWeights);
   const Use* source = graph.find(task, Role::kMaster);
   std::byte* const mine = part(graph, weights, layer, range, parts_.dtype, step);
   if (graph.lanes[static_cast<size_t>(task.lane)].kind == LaneKind::kCollective) {
-    if (source)
-      std::memcpy(mine, at(graph, *source, step), static_cast<size_t>(range.count) * size_of(parts_.dtype));
+    if (source) {
+      DeviceQueue& queue = queue_of(graph, task);
+      queue.copy(mine, at(graph, *source, step), static_cast<size_t>(range.count) * size_of(parts_.dtype));
+      queue.synchronise();
+    }
     return gather(layer, at(graph, weights, step), collective_options(graph, task));
   }
   const std::byte* master = part(graph, *source, layer, range, DType::kF32, step);
@@ -151,14 +153,19 @@ RequestPtr TrainingBinder::exchange_norms(const StepGraph& graph, const Task& ta
   const Use* norms = graph.find(task, Role::kNorms);
   const Use* loss = graph.find(task, Role::kLoss);
   if (norms && !norms_[me].empty())
-    std::memcpy(norms_[me].data(), at(graph, *norms, step), norms_[me].size() * sizeof(double));
+    read_on_host(queue_of(graph, task), reinterpret_cast<const double*>(at(graph, *norms, step)),
+                 norms_[me].size(), [&](std::span<const double> squares) {
+                   std::copy(squares.begin(), squares.end(), norms_[me].begin());
+                 });
   ends_[me][0] = last_backward_end_;
   if (loss) {
-    const auto* cells = reinterpret_cast<const LossCell*>(at(graph, *loss, step));
-    for (size_t v = 0; v < losses_[me].size() / 2; ++v) {
-      losses_[me][2 * v] = cells[v].sum;
-      losses_[me][2 * v + 1] = static_cast<double>(cells[v].valid);
-    }
+    read_on_host(queue_of(graph, task), reinterpret_cast<const LossCell*>(at(graph, *loss, step)),
+                 losses_[me].size() / 2, [&](std::span<const LossCell> cells) {
+                   for (size_t v = 0; v < cells.size(); ++v) {
+                     losses_[me][2 * v] = cells[v].sum;
+                     losses_[me][2 * v + 1] = static_cast<double>(cells[v].valid);
+                   }
+                 });
   }
   if (parts_.problem.world_size() == 1) return nullptr;
   Communicator& world = *parts_.communicators.world;
@@ -226,7 +233,8 @@ void TrainingBinder::conclude(const StepGraph& graph, const Task& task, int64_t 
     control.learning_rate = static_cast<float>(result.learning_rate);
     control.update = result.skipped ? updates_done_ : ++updates_done_;
     static_assert(sizeof control <= 64);
-    std::memcpy(at(graph, *use, step), &control, sizeof control);
+    write_on_host(queue_of(graph, task), reinterpret_cast<Control*>(at(graph, *use, step)), 1,
+                  [&](std::span<Control> cell) { cell.front() = control; });
   }
   if (!has_norms) return;
   if (parts_.ledger) {
@@ -238,9 +246,17 @@ void TrainingBinder::conclude(const StepGraph& graph, const Task& task, int64_t 
   results_[step] = result;
 }
 
+TrainingBinder::Control TrainingBinder::control(const StepGraph& graph, const Task& task, const Use& use,
+                                                int64_t step) const {
+  Control control;
+  read_on_host(queue_of(graph, task), reinterpret_cast<const Control*>(at(graph, use, step)), 1,
+               [&](std::span<const Control> cell) { control = cell.front(); });
+  return control;
+}
+
 void TrainingBinder::update(const StepGraph& graph, const Task& task, int64_t step) {
-  const auto* control = reinterpret_cast<const Control*>(at(graph, *graph.find(task, Role::kControl), step));
-  if (control->skip) return;
+  const Control control = this->control(graph, task, *graph.find(task, Role::kControl), step);
+  if (control.skip) return;
   const int layer = task.at.layer_begin;
   const ShardRange range = updated(layer);
   const auto state = [&](Role role) {
@@ -259,13 +275,13 @@ void TrainingBinder::update(const StepGraph& graph, const Task& task, int64_t st
     a.moment1 = moment1 + (begin - range.begin);
     a.moment2 = moment2 + (begin - range.begin);
     a.gradient = gradient + (begin - range.begin);
-    a.gradient_scale = control->gradient_scale;
-    a.learning_rate = control->learning_rate;
+    a.gradient_scale = control.gradient_scale;
+    a.learning_rate = control.learning_rate;
     a.beta1 = static_cast<float>(o.beta1);
     a.beta2 = static_cast<float>(o.beta2);
     a.epsilon = static_cast<float>(o.epsilon);
     a.weight_decay = parameter.decays() ? static_cast<float>(o.weight_decay) : 0;
-    a.step = control->update;
+    a.step = control.update;
     parts_.kernels.adamw(a);
   }
 }
@@ -309,6 +325,7 @@ std::vector<OwnedBlock> TrainingBinder::blocks(const StepGraph& training) const 
 void TrainingBinder::refresh_working_weights(const StepGraph& training) {
   for (const OwnedBlock& b : blocks(training)) {
     if (b.working) parts_.kernels.convert(b.working, ref(b.master), b.range.count);
+    parts_.device->compute().synchronise();
     if (b.whole && parts_.problem.sharding() > 0)
       wait(*gather(b.layer, static_cast<std::byte*>(b.whole.data), {}));
   }

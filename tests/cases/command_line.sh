@@ -26,6 +26,8 @@ expect 2 "num_layers" "$trainer" train config.json --set model.num_layer=3
 expect 2 "missing-data" "$trainer" train config.json --set data.data_path="$work/missing-data"
 echo "{ \"model\": " > broken.json
 expect 2 "broken.json" "$trainer" train broken.json
+# Also where there is such a device: it is hidden.
+CUDA_VISIBLE_DEVICES= expect 2 "device.kind.*host" "$trainer" train config.json --set device.kind=cuda
 [ ! -e run ] || fail "a failed start made the run directory"
 
 "$trainer" train config.json > train.log 2>&1 || { cat train.log; fail "training"; }

@@ -17,6 +17,8 @@
 #include "comm/comm_cases.h"
 #include "comm/in_process.h"
 #include "comm/mpi/mpi_communicator.h"
+#include "comm/staged_communicator.h"
+#include "support/queue_adder.h"
 
 namespace trainer {
 namespace {
@@ -69,6 +71,25 @@ void check_sums(Communicator& world) {
           expect(std::memcmp(got.data(), want.data(), count * sizeof(float)) == 0, "bits of a sum");
         }
     }
+}
+
+// Memory that the host does not reach, staged.
+void check_device_sums(Communicator& world) {
+  testing::GuardedDevice device;
+  DeviceQueue& queue = device.transfers();
+  const testing::QueueAdder adder(device);
+  const auto staged = stage_through_host(world.split(0, world.rank()), device, queue);
+  const size_t count = 10007, chunk = 500, staging = staging_count(count, world.size(), chunk);
+  const auto mine = comm_cases::contribution(world.rank(), count);
+  const DeviceMemoryPtr memory = device.allocate((count + staging) * sizeof(float));
+  auto* const data = reinterpret_cast<float*>(memory->bytes().data());
+  queue.copy_in(data, mine.data(), count * sizeof(float));
+  queue.synchronise();
+  wait(*all_reduce_sum(*staged, data, count, chunk, {data + count, staging}, 20, {.adder = &adder}));
+  std::vector<float> got(count);
+  queue.copy_out(got.data(), data, count * sizeof(float));
+  queue.synchronise();
+  expect(got == reduced(world, count, chunk, {}), "bits of a sum on devices");
 }
 
 // A message of many pieces (main sets them to 1000 bytes), of one, of none; two at once with one tag.
@@ -188,6 +209,7 @@ int run(const MpiEnvironment& environment, const std::vector<std::string>& argum
   expect(world->nodes() == std::vector(static_cast<size_t>(world->size()), 0), "nodes");
   check_messages(*world);
   check_sums(*world);
+  check_device_sums(*world);
   check_groups(*world);
   return 0;
 }

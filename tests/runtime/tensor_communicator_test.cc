@@ -25,7 +25,8 @@ void on_ranks(int size, const InProcessOptions& options, const Body& body) {
       void* begin = staging.data();
       size_t space = staging.size();
       std::align(64, space - 64, begin, space);
-      TensorCommunicator group(*communicator, {static_cast<std::byte*>(begin), space});
+      const auto kernels = make_host_kernels(1);
+      TensorCommunicator group(*communicator, {static_cast<std::byte*>(begin), space}, *kernels);
       body(group);
     });
 }

@@ -99,6 +99,7 @@ struct GridPlan {
   ModelConfig model = tiny_model();
   InProcessOptions network;
   std::shared_ptr<const SampleSource> data;         // null: invented
+  std::function<RankBackend()> backend;             // of a rank; null: the host's
   std::function<void(TrainingRank&, int)> prepare;  // of each rank, once it is initialised
 };
 
@@ -204,8 +205,7 @@ inline void require_whole(const std::map<std::string, std::vector<float>>& tenso
 inline void collect_tied_copies(const TrainingRank& rank, const GridPlan& plan, GridResult& result) {
   if (!plan.model.tie_word_embeddings) return;
   const ParameterSpec& table = rank.model().layer(0).parameters().front();
-  if (const float* values = rank.parameter(table.name))
-    result.tied_copies.emplace_back(values, values + table.count());
+  if (auto values = rank.parameter_values(table.name)) result.tied_copies.push_back(*std::move(values));
 }
 
 // Each rank on a thread of its own, through the stage runtime.
@@ -223,8 +223,10 @@ inline GridResult run_grid(const GridPlan& plan) {
       threads.emplace_back([&, r] {
         const auto i = static_cast<size_t>(r);
         try {
-          ranks[i] = std::make_unique<TrainingRank>(config, plan.model, make_host_kernels(plan.threads),
-                                                    *communicators[i], data, nullptr);
+          ranks[i] = std::make_unique<TrainingRank>(
+              config, plan.model,
+              plan.backend ? plan.backend() : RankBackend(make_host_kernels(plan.threads)), *communicators[i],
+              data, nullptr);
           ranks[i]->allocate();
           ranks[i]->initialize_random();
           if (plan.prepare) plan.prepare(*ranks[i], r);

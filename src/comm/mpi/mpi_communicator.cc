@@ -256,8 +256,8 @@ MpiEnvironment::MpiEnvironment(size_t longest_piece)
   int* largest_tag = nullptr;
   int known = 0;
   MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest_tag, &known);
-  if (!known || *largest_tag < kFirstReservedTag)
-    abort(fmt::format("this MPI library's largest message tag is below {}", kFirstReservedTag), 2);
+  if (!known || *largest_tag < kMatchingTag)
+    abort(fmt::format("this MPI library's largest message tag is below {}", kMatchingTag), 2);
 }
 
 MpiEnvironment::~MpiEnvironment() {

@@ -1,0 +1,51 @@
+#include "app/backend.h"
+
+#include <algorithm>
+
+#include "app/kernels.h"
+#include "base/error.h"
+#include "comm/nccl/device_transport.h"
+#include "device/cuda/cuda_device.h"
+#include "ops/cuda_kernels.h"
+
+namespace trainer {
+namespace {
+
+// Among the ranks of its machine.
+int local_rank(const Communicator& world) {
+  const std::vector<int> nodes = world.nodes();
+  const auto me = static_cast<size_t>(world.rank());
+  return static_cast<int>(std::count(nodes.begin(), nodes.begin() + world.rank(), nodes[me]));
+}
+
+RankBackend make_cuda_backend(const Config& config, const Communicator& world) {
+  if (config.parallel.tensor_parallel_size > 1)
+    input_error(
+        "key 'parallel.tensor_parallel_size' is {}, but with key 'device.kind' \"cuda\" layers are not cut "
+        "over ranks; set it to 1",
+        config.parallel.tensor_parallel_size);
+  const int count = cuda_device_count();
+  if (count == 0)
+    input_error(
+        "key 'device.kind' is \"cuda\", but {}; set it to \"host\", or start on a machine with an NVIDIA GPU "
+        "a program that was built with the CUDA toolkit",
+        why_no_cuda_device());
+  RankBackend backend;
+  backend.device = make_cuda_device(local_rank(world) % count);
+  Device& device = *backend.device;
+  backend.kernels = make_cuda_kernels(cuda_stream(device.compute()));
+  backend.transfer_kernels = make_cuda_kernels(cuda_stream(device.transfers()));
+  backend.transport = [&device](std::unique_ptr<Communicator> group, DeviceQueue& queue) {
+    return make_device_communicator(std::move(group), device, queue);
+  };
+  return backend;
+}
+
+}  // namespace
+
+RankBackend make_backend(const Config& config, const Communicator& world) {
+  if (config.device.kind == DeviceKind::kCuda) return make_cuda_backend(config, world);
+  return make_kernels(config.device);
+}
+
+}  // namespace trainer
