@@ -1,4 +1,6 @@
 // The classifier: logits, softmax, loss and its gradients, a chunk of tokens at a time.
+#include <array>
+
 #include "support/kernel_bench.h"
 
 namespace trainer {

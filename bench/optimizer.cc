@@ -1,4 +1,6 @@
 // The optimizer's update, and the squares of the gradient.
+#include <algorithm>
+
 #include "support/kernel_bench.h"
 
 namespace trainer {

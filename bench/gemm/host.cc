@@ -1,6 +1,8 @@
 #include <omp.h>
 
+#include <algorithm>
 #include <dnnl.hpp>
+#include <unordered_map>
 
 #include "base/error.h"
 #include "gemm/backends.h"

@@ -2,8 +2,6 @@
 
 #include <sys/mman.h>
 
-#include <numeric>
-
 #include "app/training_rank.h"
 #include "base/error.h"
 #include "dsp/dsp_kernels.h"
