@@ -11,7 +11,6 @@
 #include "base/error.h"
 
 #if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #define TRAINER_FIBER_SANITIZER 1
 #endif
@@ -73,9 +72,6 @@ void Fiber::prepare(std::span<std::byte> stack, Entry entry, void* argument, boo
   argument_ = argument;
   bottom_ = stack.data();
   size_ = stack.size();
-#if defined(TRAINER_FIBER_SANITIZER)
-  __asan_unpoison_memory_region(stack.data(), stack.size());
-#endif
 #if defined(__x86_64__)
   if (!portable) {
     portable_.reset();

@@ -87,7 +87,7 @@ class Machine {
   };
   struct Cancelled {};  // unwinds the threads of a kernel that failed
 
-  static void thread_entry(void* machine);
+  TRAINER_LEAVES_FIBER static void thread_entry(void* machine);
   void run_block(dim3 block_index);
   void run_thread();
   void end_thread();
@@ -95,7 +95,7 @@ class Machine {
   void make_ready(int thread);
   int next_ready();  // -1: none
   void enter(int thread);
-  void resume(int thread, Fiber& from, bool last);
+  TRAINER_LEAVES_FIBER void resume(int thread, Fiber& from, bool last);
   void fail(const std::string& what);
   void release(Thread& thread);
   Meeting& meeting_of(Warp& warp, uint32_t mask);
