@@ -9,6 +9,7 @@
 #include "checkpoint/synthetic_model.h"
 #include "checkpoint/test_folder.h"
 #include "ops/gemm_rate.h"
+#include "simt/simt_kernels.h"
 #include "support/guarded_backend.h"
 #include "support/tiny_grid.h"
 
@@ -139,6 +140,30 @@ TEST(DeviceMemory, PinnedMemoryStopsGrowing) {
   const int64_t few = allocations_after(2);
   EXPECT_GT(few, 0);
   EXPECT_LE(allocations_after(12), 2 * few);
+}
+
+// The kernels of devices, simulated, in whole training steps.
+TEST(DeviceMemory, KernelsOfDevicesTrain) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    GridPlan plan;
+    plan.model.num_layers = 2;
+    plan.stages = plan.replicas = 2;
+    plan.steps = 2;
+    plan.dtype = dtype;
+    const GridResult host = run_grid(plan);
+    plan.backend = [] {
+      return guarded_backend(std::make_shared<GuardedDevice>(), [] { return make_simt_kernels(); });
+    };
+    const GridResult device = run_grid(plan);
+    const double tolerance = dtype == DType::kF32 ? 1e-5 : 1e-2;
+    for (size_t s = 0; s < host.steps.size(); ++s) {
+      EXPECT_NEAR(device.steps[s].loss, host.steps[s].loss, tolerance * host.steps[s].loss);
+      EXPECT_NEAR(device.steps[s].gradient_norm, host.steps[s].gradient_norm,
+                  10 * tolerance * host.steps[s].gradient_norm);
+    }
+    plan.stages = 1;
+    expect_same_bits(device, run_grid(plan));
+  }
 }
 
 // Weights from elsewhere, evaluation, a checkpoint and its restoration.

@@ -159,12 +159,13 @@ class GuardedKernels final : public KernelSet {
 };
 
 inline RankBackend guarded_backend(
-    std::shared_ptr<GuardedDevice> device = std::make_shared<GuardedDevice>()) {
+    std::shared_ptr<GuardedDevice> device = std::make_shared<GuardedDevice>(),
+    const std::function<std::unique_ptr<KernelSet>()>& make_kernels = [] { return make_host_kernels(1); }) {
   RankBackend backend;
   GuardedDevice& d = *device;
   backend.device = std::move(device);
-  backend.kernels = std::make_unique<GuardedKernels>(make_host_kernels(1), d, d.compute());
-  backend.transfer_kernels = std::make_unique<GuardedKernels>(make_host_kernels(1), d, d.transfers());
+  backend.kernels = std::make_unique<GuardedKernels>(make_kernels(), d, d.compute());
+  backend.transfer_kernels = std::make_unique<GuardedKernels>(make_kernels(), d, d.transfers());
   backend.transport = [&d](std::unique_ptr<Communicator> group, DeviceQueue& queue) {
     return stage_through_host(std::move(group), d, queue);
   };

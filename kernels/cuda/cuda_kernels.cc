@@ -1,0 +1,51 @@
+// The kernels of CUDA devices: products by cuBLASLt where it has an algorithm for them, else by tiles.
+#if defined(TRAINER_CUDA)
+
+#include "ops/cuda_kernels.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cuda/cublaslt_gemm.h"
+#include "cuda/kernel_set.h"
+
+namespace trainer {
+namespace {
+
+class CublasLtProducts final : public cuda::Products {
+ public:
+  std::string name() const override { return "cuBLASLt"; }
+  size_t workspace_bytes(const WorkspaceShape& shape) const override {
+    return std::max(cuda::CublasLtGemm::kWorkspaceBytes, tiles_->workspace_bytes(shape));
+  }
+  void nt(Ref y, ConstRef x, ConstRef w, ConstRef bias, int64_t m, int64_t n, int64_t k,
+          std::span<std::byte> workspace, cuda::Stream stream) override {
+    if (!library_.nt(y, x, w, bias, m, n, k, workspace, stream))
+      tiles_->nt(y, x, w, bias, m, n, k, workspace, stream);
+  }
+  void nn(Ref dx, ConstRef dy, ConstRef w, int64_t m, int64_t n, int64_t k, bool accumulate,
+          std::span<std::byte> workspace, cuda::Stream stream) override {
+    if (!library_.nn(dx, dy, w, m, n, k, accumulate, workspace, stream))
+      tiles_->nn(dx, dy, w, m, n, k, accumulate, workspace, stream);
+  }
+  void tn(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k, std::span<std::byte> workspace,
+          cuda::Stream stream) override {
+    if (!library_.tn(dw, dy, x, m, n, k, workspace, stream))
+      tiles_->tn(dw, dy, x, m, n, k, workspace, stream);
+  }
+
+ private:
+  cuda::CublasLtGemm library_;
+  const std::unique_ptr<cuda::Products> tiles_ = cuda::make_tile_products();
+};
+
+}  // namespace
+
+std::unique_ptr<KernelSet> make_cuda_kernels(void* stream) {
+  return std::make_unique<cuda::DeviceKernels>(std::make_unique<CublasLtProducts>(),
+                                               static_cast<cuda::Stream>(stream));
+}
+
+}  // namespace trainer
+
+#endif
