@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "app/cycle_profile.h"
 #include "app/kernels.h"
 #include "app/plan_request.h"
@@ -20,6 +22,20 @@ namespace trainer {
 namespace {
 
 using ::testing::HasSubstr;
+
+// For tests that read configs/platforms: the source folder is the working folder meanwhile.
+class SourceFolder {
+ public:
+  SourceFolder() : before_(std::filesystem::current_path()) {
+    std::filesystem::current_path(std::filesystem::path(TEST_DATA).parent_path().parent_path());
+  }
+  ~SourceFolder() { std::filesystem::current_path(before_); }
+  SourceFolder(const SourceFolder&) = delete;
+  SourceFolder& operator=(const SourceFolder&) = delete;
+
+ private:
+  std::filesystem::path before_;
+};
 
 Json config_json() {
   return {{"model",
@@ -122,6 +138,7 @@ TEST(SimulatedDevice, RefusesWhatItCannotDoWhenTheConfigIsRead) {
 // Cycles are counted layer by layer without computing; a step of the program then takes as many as training
 // counts.
 TEST(SimulatedDevice, ACountedPlatformPredictsTheCyclesOfAStep) {
+  const SourceFolder source;
   for (const bool checkpointed : {false, true}) {
     Json json = config_json();
     json["schedule"] = {{"activation", checkpointed ? "checkpoint" : "full_save"},
@@ -147,6 +164,7 @@ TEST(SimulatedDevice, ACountedPlatformPredictsTheCyclesOfAStep) {
 
 // Layers larger than any that a test could compute: no memory is taken for them.
 TEST(SimulatedDevice, LayersOfAnySizeAreCounted) {
+  const SourceFolder source;
   Json json = config_json();
   json["model"]["num_layers"] = 10000;
   json["model"]["hidden_size"] = 512;
@@ -166,6 +184,7 @@ TEST(SimulatedDevice, LayersOfAnySizeAreCounted) {
 }
 
 TEST(SimulatedDevice, ProfileWritesASimulatedPlatform) {
+  const SourceFolder source;
   const TestFolder folder;
   const std::string config = (folder.path() / "config.json").string(),
                     out = (folder.path() / "platform.json").string();
