@@ -11,6 +11,7 @@
 #include "ops/gemm_rate.h"
 #include "simt/simt_kernels.h"
 #include "support/guarded_backend.h"
+#include "support/thinning.h"
 #include "support/tiny_grid.h"
 
 namespace trainer {
@@ -144,6 +145,7 @@ TEST(DeviceMemory, PinnedMemoryStopsGrowing) {
 
 // The kernels of devices, simulated, in whole training steps.
 TEST(DeviceMemory, KernelsOfDevicesTrain) {
+  if (trainer::testing::kThinned) GTEST_SKIP() << "AddressSanitizer goes without it: it takes long";
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     GridPlan plan;
     plan.model.num_layers = 2;

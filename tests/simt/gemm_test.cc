@@ -8,6 +8,7 @@
 
 #include "ops/array.h"
 #include "ops/kernel_set.h"
+#include "support/thinning.h"
 
 namespace trainer::simt {
 namespace {
@@ -91,6 +92,7 @@ TEST_P(DeviceGemm, BitsDoNotDependOnTheOrderOfThreads) {
 
 // Products large enough for large tiles; a few of their rows by themselves have small ones.
 TEST_P(DeviceGemm, ARowHasTheSameBitsInAnyBatch) {
+  if (trainer::testing::kThinned) GTEST_SKIP() << "AddressSanitizer goes without it: it takes long";
   for (const ProductSize& s : {ProductSize{1030, 1420, 19}, {1032, 1416, 24}}) {
     const auto& [m, n, k] = s;
     const Operands o(dtype(), s);
@@ -109,6 +111,7 @@ TEST_P(DeviceGemm, ARowHasTheSameBitsInAnyBatch) {
 }
 
 TEST_P(DeviceGemm, LargeTilesOfTheOtherDirections) {
+  if (trainer::testing::kThinned) GTEST_SKIP() << "AddressSanitizer goes without it: it takes long";
   const ProductSize input{1032, 24, 1416}, weight{21, 1033, 1412};
   const Operands i(dtype(), input), w(dtype(), weight);
   Array dx(dtype(), input.m * input.k, 5), expected_dx(dtype(), input.k, 6);
