@@ -8,11 +8,11 @@
 #include "cpu/gemm_state.h"
 #include "cpu/parallel.h"
 #include "ops/classifier_chunk.h"
+#include "ops/wrong_label.h"
 
 namespace trainer {
 namespace {
 
-constexpr int32_t kIgnored = -100;
 size_t logit_floats(int64_t tokens, int64_t vocabulary) {
   return static_cast<size_t>(tokens * vocabulary + 15) / 16 * 16;
 }
@@ -25,12 +25,8 @@ struct SoftmaxPart {
 void check_labels(const Classifier& a) {
   const int64_t words = a.part.group ? a.part.words : a.vocabulary;
   for (int64_t t = 0; t < a.tokens; ++t) {
-    if (a.labels[t] == kIgnored || (a.labels[t] >= 0 && a.labels[t] < words)) continue;
-    input_error(
-        "label {} of token {} is outside the vocabulary of {} (only {} marks a token without a label): the "
-        "dataset does "
-        "not belong to this model or its tokenizer",
-        a.labels[t], t, words, kIgnored);
+    if (a.labels[t] == kIgnoredLabel || (a.labels[t] >= 0 && a.labels[t] < words)) continue;
+    refuse_label(a.labels[t], t, words);
   }
 }
 
@@ -88,7 +84,7 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
     const int64_t begin = a.tokens * chunk / chunks, count = a.tokens * (chunk + 1) / chunks - begin;
     const int32_t* labels = a.labels + begin;
     const ConstRef x = a.x.at(begin * a.hidden);
-    const bool any = std::any_of(labels, labels + count, [](int32_t label) { return label != kIgnored; });
+    const bool any = std::any_of(labels, labels + count, [](int32_t label) { return label != kIgnoredLabel; });
     double losses[kMostClassifierTokens] = {};
     if (any) {
       gemm_->run({.c = ref(logits),
@@ -129,7 +125,7 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
       const auto each_token = [&](auto&& valid, auto&& ignored) {
         parallel_ranges(threads_, count, 1, [&](int64_t first, int64_t last) {
           for (int64_t t = first; t < last; ++t) {
-            if (labels[t] == kIgnored)
+            if (labels[t] == kIgnoredLabel)
               ignored(t);
             else
               valid(t);
@@ -160,7 +156,7 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
     }
     for (int64_t t = 0; t < count; ++t) {
       result.loss_sum += losses[t];
-      result.valid_tokens += labels[t] != kIgnored;
+      result.valid_tokens += labels[t] != kIgnoredLabel;
       if (a.token_losses) a.token_losses[begin + t] = static_cast<float>(losses[t]);
     }
     if (!a.dx) continue;

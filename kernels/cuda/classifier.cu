@@ -1,10 +1,10 @@
+#include "base/label.h"
 #include "cuda/kernels.h"
 #include "cuda/vectors.h"
 
 namespace trainer::TRAINER_DEVICE_NAMESPACE {
 namespace {
 
-constexpr int32_t kIgnoredLabel = -100;
 constexpr int kSoftmaxWarps = 8, kSoftmaxThreads = kSoftmaxWarps * kWarpThreads;
 
 // The largest of some logits, and the sum of e^(logit - largest) over them.

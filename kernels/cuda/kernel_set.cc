@@ -6,6 +6,7 @@
 #include "cuda/attention.h"
 #include "cuda/gemm.h"
 #include "cuda/kernels.h"
+#include "ops/wrong_label.h"
 
 namespace trainer::TRAINER_DEVICE_NAMESPACE {
 namespace {
@@ -214,10 +215,12 @@ void DeviceKernels::attention_backward(Ref dq, float* dk, float* dv, ConstRef do
 }
 
 ClassifierResult DeviceKernels::classifier(const Classifier& a) {
-  if (a.part.group) {
+  if (a.part.group)
     input_error(
-        "tensor parallelism is not implemented on devices: the classifier's words are cut over ranks");
-  }
+        "the classifier's words are cut over {} ranks, which device kernels do not exchange sums with: set "
+        "key "
+        "'parallel.tensor_parallel_size' to 1 or key 'device.kind' to \"host\"",
+        a.part.group->size());
   if (a.tokens == 0) return {};
   const DType type = a.weight.dtype;
   require(a.x.dtype == type && (!a.dx || a.dx.dtype == type),
@@ -253,11 +256,7 @@ ClassifierResult DeviceKernels::classifier(const Classifier& a) {
     int32_t label = 0;
     copy(&label, a.labels + all.wrong_token, sizeof label, stream_);
     wait(stream_);
-    input_error(
-        "label {} of token {} is outside the vocabulary of {} (only -100 marks a token without a label): the "
-        "dataset "
-        "does not belong to this model or its tokenizer",
-        label, all.wrong_token, a.vocabulary);
+    refuse_label(label, all.wrong_token, a.vocabulary);
   }
   return {all.loss_sum, all.valid_tokens};
 }

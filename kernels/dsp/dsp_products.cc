@@ -7,11 +7,11 @@
 #include "ops/classifier_chunk.h"
 #include "ops/element.h"
 #include "ops/visible_keys.h"
+#include "ops/wrong_label.h"
 
 namespace trainer {
 namespace {
 
-constexpr int32_t kIgnoredLabel = -100;
 // Of a pass over logits: the largest, exponentials, their sum, the quotients.
 constexpr int64_t kSoftmaxOperations = 32;
 
@@ -216,8 +216,7 @@ void DspKernels::classifier_chunk(const Classifier& a, int64_t first, int64_t to
     for (int64_t word = 0; word < words; ++word) largest = std::max<double>(largest, logit(t, word));
     for (int64_t word = 0; word < words; ++word) total += std::exp(logit(t, word) - largest);
     if (valid) {
-      require(label >= 0 && label < words, "label {} of token {} is outside the vocabulary of {}", label,
-              first + t, words);
+      if (label < 0 || label >= words) refuse_label(label, first + t, words);
       loss = largest + std::log(total) - logit(t, label);
       result.loss_sum += loss;
       ++result.valid_tokens;

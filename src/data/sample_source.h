@@ -5,12 +5,10 @@
 #include <optional>
 #include <vector>
 
+#include "base/label.h"
 #include "data/indexed_dataset.h"
 
 namespace trainer {
-
-// The label of a target that does not count towards the loss.
-inline constexpr int32_t kIgnoredLabel = -100;
 
 // How tokens become a sample. None of it changes which tokens a sample holds, nor their order.
 //

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/label.h"
 #include "ops/attention_case.h"
 
 namespace trainer {
@@ -170,6 +171,27 @@ TEST(DspKernels, SayWhatTheyCannotDoBeforeAnyWork) {
   other.sequence = 1 << 14;  // gradients of so many keys do not fit the cluster's shared memory
   other.head_dim = 128;
   EXPECT_THAT(refusal(other), HasSubstr("no tile of attention over 16384 positions of 128 fits"));
+}
+
+TEST(DspKernels, AWrongLabelNamesItsToken) {
+  Array x(DType::kF32, 4 * 8, 1), weight(DType::kF32, 16 * 8, 2);
+  const std::vector<int32_t> labels{3, kIgnoredLabel, 16, 0};
+  DspKernels kernels;
+  Classifier a{.tokens = 4,
+               .hidden = 8,
+               .vocabulary = 16,
+               .x = x.ref(),
+               .weight = weight.ref(),
+               .labels = labels.data(),
+               .dx = {},
+               .dweight = nullptr,
+               .token_losses = nullptr};
+  try {
+    kernels.classifier(a);
+    ADD_FAILURE() << "taken";
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("label 16 of token 2 is outside the vocabulary of 16"));
+  }
 }
 
 TEST(DspKernels, BeyondTheRangeOfHalvesIsInfinite) {

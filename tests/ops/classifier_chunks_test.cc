@@ -43,7 +43,7 @@ class ClassifierChunksTest : public OpTest {
 };
 
 TEST_P(ClassifierChunksTest, BitsDoNotDependOnThreads) {
-  labels_[5] = labels_[256] = kIgnored;
+  labels_[5] = labels_[256] = kIgnoredLabel;
   const Outputs one = run(*granted(bounds(), 1));
   EXPECT_EQ(one.result.valid_tokens, kTokens - 2);
   const Outputs more = run(*granted(bounds(), 3));
@@ -55,7 +55,7 @@ TEST_P(ClassifierChunksTest, BitsDoNotDependOnThreads) {
 
 // A chunk without labels is passed over: the rest is what the other tokens alone give.
 TEST_P(ClassifierChunksTest, AChunkWithoutLabels) {
-  std::fill(labels_.begin() + 80, labels_.begin() + 175, kIgnored);
+  std::fill(labels_.begin() + 80, labels_.begin() + 175, kIgnoredLabel);
   const Outputs some = run(*granted(bounds(), 1));
   EXPECT_EQ(some.result.valid_tokens, kTokens - 95);
   double sum = 0.0;

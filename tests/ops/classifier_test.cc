@@ -28,7 +28,7 @@ struct Case {
         dweight(DType::kF32, vocabulary * hidden, 4),
         token_losses(DType::kF32, tokens, 5) {
     for (int64_t t = 0; t < tokens; ++t) {
-      labels.push_back(t % 5 == 3 ? kIgnored
+      labels.push_back(t % 5 == 3 ? kIgnoredLabel
                                   : static_cast<int32_t>((t * 7919 + vocabulary - 1) % vocabulary));
     }
   }
@@ -87,9 +87,28 @@ TEST_P(ClassifierTest, ForwardOnlyAndFrozenWeights) {
   expect_same_bits(untouched.token_losses, forward.token_losses, "token losses that were not asked for");
 }
 
+TEST_P(ClassifierTest, ADeviceRefusesPartsOfTheVocabulary) {
+  if (!simt()) GTEST_SKIP() << "the host takes them";
+  Case c(dtype(), 4, 8, 16);
+  const Granted kernels = granted({.tokens = 4, .widest_row = 8, .hidden = 8, .vocabulary = 16});
+  TensorThreads threads(2);
+  threads.run([&](TensorGroup& group) {
+    if (group.rank() > 0) return;
+    Classifier a = c.arguments();
+    a.part = {&group, 0, 32};
+    try {
+      kernels->classifier(a);
+      ADD_FAILURE() << "taken";
+    } catch (const InputError& error) {
+      EXPECT_NE(std::string(error.what()).find("'parallel.tensor_parallel_size' to 1"), std::string::npos)
+          << error.what();
+    }
+  });
+}
+
 // Words cut over ranks: every rank has the whole loss, its own words' gradient, and a summand of dx.
 TEST_P(ClassifierTest, PartsOfTheVocabularyMakeTheWhole) {
-  if (simt()) GTEST_SKIP() << "not on devices";
+  if (simt()) GTEST_SKIP() << "devices refuse them";
   constexpr int64_t kTokens = 300, kHidden = 17, kVocabulary = 1001;
   for (const int ranks : {2, 3}) {
     Case whole(dtype(), kTokens, kHidden, kVocabulary);
@@ -144,7 +163,7 @@ TEST_P(ClassifierTest, GradientsOfWeightsAddUp) {
 TEST_P(ClassifierTest, NoValidTokenGivesZeros) {
   const Granted kernels = granted_for(19, 24, 50);
   Case none(dtype(), 19, 24, 50);
-  none.labels.assign(19, kIgnored);
+  none.labels.assign(19, kIgnoredLabel);
   const ClassifierResult result = kernels->classifier(none.arguments());
   EXPECT_EQ(result.loss_sum, 0.0);
   EXPECT_EQ(result.valid_tokens, 0);
@@ -166,7 +185,7 @@ TEST_P(ClassifierTest, AMicroBatchWithoutLabelsAddsNothingToSumOrCount) {
     some.x.set(t, std::log(std::expm1(losses[t])));  // ln(1 + e^x) is the loss
   }
   Case none(some);
-  none.labels.assign(4, kIgnored);
+  none.labels.assign(4, kIgnoredLabel);
   const ClassifierResult a = kernels->classifier(some.arguments()), b = kernels->classifier(none.arguments());
   const double mean = (a.loss_sum + b.loss_sum) / static_cast<double>(a.valid_tokens + b.valid_tokens);
   EXPECT_NEAR(mean, 2.0, dtype() == DType::kF32 ? 1e-6 : 0.01);

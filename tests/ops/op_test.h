@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/label.h"
 #include "cpu/host_kernels.h"
 #include "cpu/isa.h"
 #include "ops/array.h"
@@ -20,8 +21,6 @@
 #include "support/thinning.h"
 
 namespace trainer {
-
-inline constexpr int32_t kIgnored = -100;  // as a label
 
 struct Backend {
   std::string name;
