@@ -101,6 +101,7 @@ Pace gather_pace(Communicator& world, const std::vector<double>& mine) {
 LayerProfile summarise_layers(const std::vector<LayerCatalogue>& layers, int64_t element_bytes,
                               std::vector<TimelineEvent> events) {
   std::map<LayerShape, std::array<std::vector<double>, std::size(kTimes)>> samples;
+  for (const LayerCatalogue& layer : layers) samples[shape_of(layer, element_bytes)];
   std::vector<double> gaps;
   keep_compute(events);
   for (size_t i = 0; i < events.size(); ++i) {
@@ -121,6 +122,26 @@ LayerProfile summarise_layers(const std::vector<LayerCatalogue>& layers, int64_t
       if (!lists[t].empty()) m.*kTimes[t] = median(lists[t]);
   }
   return profile;
+}
+
+void average_over_ranks(LayerProfile& profile, Communicator& world) {
+  const auto each = [&](auto&& visit) {
+    for (MeasuredLayer& m : profile.layers)
+      for (const Seconds time : kTimes) visit(m.*time);
+  };
+  std::vector<double> sums{profile.task_overhead_seconds}, counts{1};
+  each([&](double value) {
+    sums.push_back(std::max(0.0, value));
+    counts.push_back(value >= 0 ? 1 : 0);
+  });
+  sum_over_ranks(world, sums);
+  sum_over_ranks(world, counts);
+  profile.task_overhead_seconds = sums[0] / counts[0];
+  size_t i = 1;
+  each([&](double& value) {
+    value = counts[i] > 0 ? sums[i] / counts[i] : -1;
+    ++i;
+  });
 }
 
 std::vector<double> pieces_of_work(const LayerProfile& profile, const std::vector<LayerCatalogue>& layers,
@@ -192,16 +213,7 @@ LayerProfile measure_layers(const Config& config, const ModelConfig& model, Comm
   }
   const auto element_bytes = static_cast<int64_t>(size_of(one.precision.compute));
   LayerProfile profile = summarise_layers(layers, element_bytes, events);
-  std::vector<double> numbers{profile.task_overhead_seconds};
-  const auto each = [&](auto&& visit) {
-    for (MeasuredLayer& m : profile.layers)
-      for (const Seconds time : kTimes) visit(m.*time);
-  };
-  each([&](double& value) { numbers.push_back(value); });
-  sum_over_ranks(world, numbers);
-  auto next = numbers.begin();
-  profile.task_overhead_seconds = *next++ / world.size();
-  each([&](double& value) { value = *next++ / world.size(); });
+  average_over_ranks(profile, world);
   profile.pace = gather_pace(world, pieces_of_work(profile, layers, element_bytes, std::move(events)));
   return profile;
 }

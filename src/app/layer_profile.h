@@ -30,10 +30,14 @@ Config profiled_program(const Config& config);
 LayerProfile measure_layers(const Config& config, const ModelConfig& model, Communicator& world, int steps,
                             int64_t memory_bytes);
 
-// Medians of recorded tasks. `layers` are those of the recorded program; `events` of one rank, of steps whose
-// first micro-batch is 0.
+// Medians of recorded tasks, for every shape of `layers`, those without any as well. `layers` are those of
+// the recorded program; `events` of one rank, of steps whose first micro-batch is 0.
 LayerProfile summarise_layers(const std::vector<LayerCatalogue>& layers, int64_t element_bytes,
                               std::vector<TimelineEvent> events);
+
+// Means over the ranks that have a length; one that was slow may have none of what stands at the end of a
+// step. All have the same shapes. Collective.
+void average_over_ranks(LayerProfile& profile, Communicator& world);
 
 // How long consecutive pieces of one rank's work, each kPieceSeconds of what the profile has, took against
 // that.

@@ -185,6 +185,7 @@ void add_layers(MachineProfile& profile, const LayerProfile& fresh) {
                                  fresh.pace.ranks[r].end());
   for (const MeasuredLayer& m : fresh.layers) {
     const auto same = [&](const MeasuredLayer& other) { return other.shape == m.shape; };
+    if (m.forward_seconds < 0 && m.first_forward_seconds < 0) continue;  // nothing was recorded of it
     if (std::none_of(profile.layers.begin(), profile.layers.end(), same)) profile.layers.push_back(m);
   }
 }

@@ -1,8 +1,14 @@
-#include "app/profile_check.h"
+#include "app/profile.h"
 
 #include <gtest/gtest.h>
 
+#include <thread>
 
+#include "app/profile_check.h"
+#include "base/file.h"
+#include "checkpoint/test_folder.h"
+#include "comm/in_process.h"
+#include "support/captured.h"
 
 namespace trainer {
 namespace {
@@ -59,7 +65,57 @@ TEST(LayerProfile, MediansByShapeAndPlaceInTheStep) {
   EXPECT_DOUBLE_EQ(find("head").forward_seconds, 2);
 }
 
-// Forwards of a block that take 20 ms, one of them 30; another layer's that takes none of the pieces to its end.
+// A rank that was cut off before its update takes what the other found; what neither has stays unknown.
+TEST(LayerProfile, ARankWithoutALengthDoesNotCount) {
+  const std::vector<LayerCatalogue> layers{layer(100, 8, 0), layer(200, 8, 8)};
+  const auto group = make_in_process_group(2);
+  std::vector<LayerProfile> profiles(2);
+  std::vector<std::jthread> ranks;
+  for (size_t r = 0; r < 2; ++r)
+    ranks.emplace_back([&, r] {
+      std::vector<TimelineEvent> events{event("Forward", 1, 1, 0, r == 0 ? 2 : 4)};
+      if (r == 0) events.push_back(event("UpdateShard", 1, -1, 9, 7));
+      profiles[r] = summarise_layers(layers, 4, events);
+      average_over_ranks(profiles[r], *group[r]);
+    });
+  ranks.clear();
+  for (const LayerProfile& p : profiles) {
+    ASSERT_EQ(p.layers.size(), 2u);
+    const MeasuredLayer& block = p.layers[0].shape.layer == "block" ? p.layers[0] : p.layers[1];
+    EXPECT_DOUBLE_EQ(block.forward_seconds, 3);
+    EXPECT_DOUBLE_EQ(block.update_seconds, 7);
+    EXPECT_EQ(block.recover_seconds, -1);
+  }
+}
+
+// Plans of one process, on the clock: figures of every round, and nothing else is written.
+TEST(ProfileCommand, ChecksPlansInTurnWithProfiles) {
+  const TestFolder folder;
+  const std::string config = (folder.path() / "plan.json").string(),
+                    out = (folder.path() / "checked.json").string();
+  write_file_atomically(config, R"({"model": {"architecture": "llama", "num_layers": 2, "hidden_size": 16,
+    "ffn_hidden_size": 32, "num_attention_heads": 2, "vocabulary_size": 64, "max_position_embeddings": 16},
+    "data": {"data_path": "synthetic", "sequence_length": 16}, "precision": {"compute": "fp32"},
+    "training": {"steps": 1, "micro_batch_size": 1, "global_batch_size": 2},
+    "optimizer": {"lr": 1e-3}, "device": {"threads": 1}, "run": {"directory": "run"}})");
+  const auto run = [&](std::vector<std::string> words) {
+    return testing::capture([&] { return profile_command(words); });
+  };
+  const testing::Captured checked = run({config, "--check", out, "--rounds", "2", "--steps", "1"});
+  ASSERT_EQ(checked.code, 0) << checked.errors;
+  const Json plans = parse_json_file(out);
+  ASSERT_EQ(plans.size(), 1u);
+  EXPECT_EQ(plans[0]["config"], config);
+  for (const char* key : {"measured_seconds", "predicted_seconds"}) {
+    ASSERT_EQ(plans[0][key].size(), 2u) << key;
+    for (const double seconds : plans[0][key].get<std::vector<double>>()) EXPECT_GT(seconds, 0) << key;
+  }
+  EXPECT_EQ(run({config, "--rounds", "2"}).code, 2);
+  EXPECT_EQ(run({config, "--check", out, "--out", "platform.json"}).code, 2);
+}
+
+// Forwards of a block that take 20 ms, one of them 30; another layer's that takes none of the pieces to its
+// end.
 TEST(LayerProfile, PiecesOfWorkSayHowLongTheyTook) {
   const std::vector<LayerCatalogue> layers{layer(100, 8, 0), layer(200, 8, 8), layer(50, 0, 8)};
   const std::vector<TimelineEvent> events{event("Forward", 1, 1, 0, 0.02), event("Forward", 1, 1, 1, 0.03),
