@@ -1,22 +1,14 @@
 #include "app/backend.h"
 
-#include <algorithm>
-
 #include "app/kernels.h"
 #include "base/error.h"
 #include "comm/nccl/device_transport.h"
+#include "comm/number_nodes.h"
 #include "device/cuda/cuda_device.h"
 #include "ops/cuda_kernels.h"
 
 namespace trainer {
 namespace {
-
-// Among the ranks of its machine.
-int local_rank(const Communicator& world) {
-  const std::vector<int> nodes = world.nodes();
-  const auto me = static_cast<size_t>(world.rank());
-  return static_cast<int>(std::count(nodes.begin(), nodes.begin() + world.rank(), nodes[me]));
-}
 
 RankBackend make_cuda_backend(const Config& config, const Communicator& world) {
   if (config.parallel.tensor_parallel_size > 1)
@@ -31,7 +23,7 @@ RankBackend make_cuda_backend(const Config& config, const Communicator& world) {
         "a program that was built with the CUDA toolkit",
         why_no_cuda_device());
   RankBackend backend;
-  backend.device = make_cuda_device(local_rank(world) % count);
+  backend.device = make_cuda_device(place_on_node(world.nodes(), world.rank()) % count);
   Device& device = *backend.device;
   backend.kernels = make_cuda_kernels(cuda_stream(device.compute()));
   backend.transfer_kernels = make_cuda_kernels(cuda_stream(device.transfers()));

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/statistics.h"
 #include "comm/collectives.h"
+#include "comm/number_nodes.h"
 #include "device/arena.h"
 #include "model/layer.h"
 #include "ops/gemm_rate.h"
@@ -163,10 +164,9 @@ MachineProfile MachineProfiler::measure_links() const {
                                   s.config.parallel.grad_sync);
   };
   const auto nodes = world_.nodes();
-  const auto me = static_cast<size_t>(world_.rank());
-  const auto place = std::count(nodes.begin(), nodes.begin() + world_.rank(), nodes[me]);
-  profile.within_node = measure(*world_.split(nodes[me], world_.rank()));
-  profile.across_nodes = measure(*world_.split(static_cast<int>(place), world_.rank()));
+  const int rank = world_.rank();
+  profile.within_node = measure(*world_.split(nodes[static_cast<size_t>(rank)], rank));
+  profile.across_nodes = measure(*world_.split(place_on_node(nodes, rank), rank));
   return profile;
 }
 

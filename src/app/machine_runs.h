@@ -1,4 +1,4 @@
-// Training runs of this program as processes of their own, and what the simulator says of them.
+// Checks of predictions (`trainer profile --check`) as jobs of their own, with any number of ranks and any link.
 #pragma once
 
 #include <filesystem>

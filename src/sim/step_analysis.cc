@@ -105,7 +105,7 @@ StepAnalysis analyse_step(const StepGraph& graph, const CostTable& costs, int st
       ++compute_lanes;
     }
   if (result.step_seconds > 0 && compute_lanes > 0)
-    result.bubble_ratio = 1 - busy / (compute_lanes * result.step_seconds);
+    result.bubble_ratio = std::max(0.0, 1 - busy / (compute_lanes * result.step_seconds));
 
   return result;
 }
