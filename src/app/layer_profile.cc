@@ -4,6 +4,8 @@
 #include <array>
 #include <cmath>
 #include <map>
+#include <set>
+#include <tuple>
 
 #include "app/account_bytes.h"
 #include "app/kernels.h"
@@ -50,25 +52,51 @@ void record(const Config& config, const ModelConfig& model, Communicator& world,
 
 using Seconds = double MeasuredLayer::*;
 
-// Which of a layer's times a task's length is; null: none of them.
-Seconds time_of(const TimelineEvent& e) {
-  const bool first = e.micro_batch == 0;
-  if (e.layer < 0) return nullptr;
-  if (e.kind == "Forward")
-    return first ? &MeasuredLayer::first_forward_seconds : &MeasuredLayer::forward_seconds;
-  if (e.kind == "Backward")
-    return first ? &MeasuredLayer::first_backward_seconds : &MeasuredLayer::backward_seconds;
-  if (e.kind == "Recover") return &MeasuredLayer::recover_seconds;
-  if (e.kind == "UpdateShard") return &MeasuredLayer::update_seconds;
-  if (e.kind == "PrefetchW") return &MeasuredLayer::refresh_seconds;
-  if (e.kind == "GradNorm") return &MeasuredLayer::norm_seconds;
-  return nullptr;
-}
+// Which of a layer's times the lengths of tasks are.
+class TimeOfTask {
+ public:
+  explicit TimeOfTask(const std::vector<TimelineEvent>& events) {
+    for (const TimelineEvent& e : events)
+      if (e.kind == "Recover") recovered_.insert(pass_of(e));
+  }
+  // Null: none of them.
+  Seconds operator()(const TimelineEvent& e) const {
+    const bool first = e.micro_batch == 0, recovered = recovered_.count(pass_of(e)) > 0;
+    if (e.layer < 0) return nullptr;
+    if (e.kind == "Forward")
+      return recovered ? (first ? &MeasuredLayer::first_recovered_forward_seconds
+                                : &MeasuredLayer::recovered_forward_seconds)
+                       : (first ? &MeasuredLayer::first_forward_seconds : &MeasuredLayer::forward_seconds);
+    if (e.kind == "Backward")
+      return recovered ? (first ? &MeasuredLayer::first_recovered_backward_seconds
+                                : &MeasuredLayer::recovered_backward_seconds)
+                       : (first ? &MeasuredLayer::first_backward_seconds : &MeasuredLayer::backward_seconds);
+    if (e.kind == "Recover") return &MeasuredLayer::recover_seconds;
+    if (e.kind == "UpdateShard") return &MeasuredLayer::update_seconds;
+    if (e.kind == "PrefetchW") return &MeasuredLayer::refresh_seconds;
+    if (e.kind == "GradNorm") return &MeasuredLayer::norm_seconds;
+    return nullptr;
+  }
 
-constexpr Seconds kTimes[] = {&MeasuredLayer::forward_seconds,  &MeasuredLayer::first_forward_seconds,
-                              &MeasuredLayer::backward_seconds, &MeasuredLayer::first_backward_seconds,
-                              &MeasuredLayer::recover_seconds,  &MeasuredLayer::update_seconds,
-                              &MeasuredLayer::refresh_seconds,  &MeasuredLayer::norm_seconds};
+ private:
+  static std::tuple<int, int, int> pass_of(const TimelineEvent& e) {
+    return {e.step, e.layer, e.micro_batch};
+  }
+  std::set<std::tuple<int, int, int>> recovered_;
+};
+
+constexpr Seconds kTimes[] = {&MeasuredLayer::forward_seconds,
+                              &MeasuredLayer::first_forward_seconds,
+                              &MeasuredLayer::backward_seconds,
+                              &MeasuredLayer::first_backward_seconds,
+                              &MeasuredLayer::recovered_forward_seconds,
+                              &MeasuredLayer::first_recovered_forward_seconds,
+                              &MeasuredLayer::recovered_backward_seconds,
+                              &MeasuredLayer::first_recovered_backward_seconds,
+                              &MeasuredLayer::recover_seconds,
+                              &MeasuredLayer::update_seconds,
+                              &MeasuredLayer::refresh_seconds,
+                              &MeasuredLayer::norm_seconds};
 
 // The compute lane's, in the order of their begins.
 void keep_compute(std::vector<TimelineEvent>& events) {
@@ -104,6 +132,7 @@ LayerProfile summarise_layers(const std::vector<LayerCatalogue>& layers, int64_t
   for (const LayerCatalogue& layer : layers) samples[shape_of(layer, element_bytes)];
   std::vector<double> gaps;
   keep_compute(events);
+  const TimeOfTask time_of(events);
   for (size_t i = 0; i < events.size(); ++i) {
     const TimelineEvent& e = events[i];
     if (i > 0 && events[i - 1].step == e.step) gaps.push_back(e.begin - events[i - 1].end);
@@ -147,6 +176,7 @@ void average_over_ranks(LayerProfile& profile, Communicator& world) {
 std::vector<double> pieces_of_work(const LayerProfile& profile, const std::vector<LayerCatalogue>& layers,
                                    int64_t element_bytes, std::vector<TimelineEvent> events) {
   keep_compute(events);
+  const TimeOfTask time_of(events);
   std::vector<double> pieces;
   double even = 0, taken = 0;
   for (const TimelineEvent& e : events) {
@@ -198,7 +228,7 @@ LayerProfile measure_layers(const Config& config, const ModelConfig& model, Comm
   for (int step = 2; step <= steps + 1; ++step) one.run.trace_steps.push_back(step);
   resolve_parallel(one, few, 1);
 
-  // What a backward finds in caches differs with and without recovery; both count alike.
+  // What forward writes and backward finds in the caches differs with and without recovery.
   std::vector<TimelineEvent> events;
   std::vector<LayerCatalogue> layers;
   for (const ActivationPolicy policy : {ActivationPolicy::kFullSave, ActivationPolicy::kCheckpoint}) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "base/error.h"
 
@@ -41,6 +42,9 @@ class CostModel {
     costs_.rate.assign(tasks, 0);
     costs_.meeting = collective_meetings(graph, problem);
     costs_.link_group.assign(graph.lanes.size(), kNone);
+    if (!platform.measured.empty())
+      for (const Task& task : graph.tasks)
+        if (task.kind == TaskKind::kRecover) recovered_.insert(pass_of(task));
     for (const Lane& lane : graph.lanes) built_.insert(lane.rank);
     for (const LayerCatalogue& layer : problem.layers) {
       LayerCosts& costs = layers_.emplace_back();
@@ -164,13 +168,23 @@ class CostModel {
            static_cast<double>(exchange.bytes) / link.bytes_per_second;
   }
 
-  // Of a measured Forward or Backward: `first` where it writes its gradients and that was measured.
-  static double begins_gradient(const Task& task, double first, double otherwise) {
+  // A layer's Forward and Backward of one micro-batch.
+  static std::tuple<int, int, int, int> pass_of(const Task& task) {
+    return {task.at.rank, task.at.layer_begin, task.at.micro_batch, task.at.segment};
+  }
+
+  // Of a measured Forward or Backward: that of its case, else, where none was measured, of the plainer one.
+  double pass_seconds(const Task& task, double added, double first, double recovered,
+                      double first_recovered) const {
     const bool writes = std::any_of(task.uses.begin(), task.uses.end(), [](const Use& use) {
       return (use.role == Role::kGradient || use.role == Role::kSharedGradient) &&
              use.access == Access::kWrite;
     });
-    return writes && first >= 0 ? first : otherwise;
+    if (recovered >= 0 && recovered_.count(pass_of(task)) > 0) {
+      added = recovered;
+      if (first_recovered >= 0) first = first_recovered;
+    }
+    return writes && first >= 0 ? first : added;
   }
 
   // Of seconds measured for all of a layer's parameters; below 0: not measured.
@@ -194,7 +208,8 @@ class CostModel {
           flops += problem_.layers[static_cast<size_t>(l)].forward_flops;
         if (measured)
           measured_seconds =
-              begins_gradient(task, measured->first_forward_seconds, measured->forward_seconds);
+              pass_seconds(task, measured->forward_seconds, measured->first_forward_seconds,
+                           measured->recovered_forward_seconds, measured->first_recovered_forward_seconds);
         break;
       case TaskKind::kBackward:
         for (int l = task.at.layer_begin; l < task.at.layer_end; ++l)
@@ -202,7 +217,8 @@ class CostModel {
         efficiency = platform_.backward_efficiency;
         if (measured)
           measured_seconds =
-              begins_gradient(task, measured->first_backward_seconds, measured->backward_seconds);
+              pass_seconds(task, measured->backward_seconds, measured->first_backward_seconds,
+                           measured->recovered_backward_seconds, measured->first_recovered_backward_seconds);
         break;
       case TaskKind::kRecover: {
         flops = recompute_flops(task);
@@ -380,6 +396,7 @@ class CostModel {
   std::vector<LayerCosts> layers_;
   double matmul_rate_ = 0;  // 0: not asked for yet; platforms may lack it
   std::set<int> built_;
+  std::set<std::tuple<int, int, int, int>> recovered_;  // passes; of platforms with measured layers
   std::map<std::pair<std::string, int>, int> groups_;
   std::map<int, int> cores_;                                    // by rank
   std::map<std::pair<int, int>, std::pair<int, int>> members_;  // by communicator and group

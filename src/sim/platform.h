@@ -63,6 +63,10 @@ struct MeasuredLayer {
   double forward_seconds = -1, backward_seconds = -1;
   // Where gradients are written instead of added to: of a step's first micro-batch.
   double first_forward_seconds = -1, first_backward_seconds = -1;
+  // The four where Recover stands before the backward: forward keeps nothing, and backward finds what it
+  // needs in the caches.
+  double recovered_forward_seconds = -1, recovered_backward_seconds = -1;
+  double first_recovered_forward_seconds = -1, first_recovered_backward_seconds = -1;
   double recover_seconds = -1;  // everything its backward needs
   // All its parameters: optimizer, working weights from the master copy, squares of the gradient.
   double update_seconds = -1, refresh_seconds = -1, norm_seconds = -1;

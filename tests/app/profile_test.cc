@@ -56,7 +56,9 @@ TEST(LayerProfile, MediansByShapeAndPlaceInTheStep) {
   const MeasuredLayer block = find("block");
   EXPECT_EQ(block.shape, shape_of(layers[1], 4));
   EXPECT_DOUBLE_EQ(block.first_forward_seconds, 2);  // of 1 and 3
-  EXPECT_DOUBLE_EQ(block.forward_seconds, 6);        // of 4 and 8
+  EXPECT_DOUBLE_EQ(block.forward_seconds, 8);
+  EXPECT_DOUBLE_EQ(block.recovered_forward_seconds, 4);  // its backward is recovered for
+  EXPECT_LT(block.first_recovered_forward_seconds, 0);
   EXPECT_DOUBLE_EQ(block.first_backward_seconds, 5);
   EXPECT_LT(block.backward_seconds, 0);  // not measured
   EXPECT_DOUBLE_EQ(block.recover_seconds, 2);

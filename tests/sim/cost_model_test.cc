@@ -110,6 +110,39 @@ TEST(CostModel, MeasuredLayersOfTheFirstMicroBatchAndOfAShare) {
   EXPECT_DOUBLE_EQ(cost_of(graph, costs, TaskKind::kGradNorm, 1), 0.25);
 }
 
+// Where a Recover stands before the backward, both passes take what was measured so, and what was not, as if
+// kept.
+TEST(CostModel, MeasuredLayersThatAreRecovered) {
+  Problem problem = testing::small_problem(1, 1, 1, 2, false, 2);
+  problem.kept.assign(problem.layers.size(), ~uint64_t{0});
+  problem.kept[1] = 0;
+  Platform platform = small_platform(1);
+  MeasuredLayer m;
+  m.shape = shape_of(problem.layers[1], 2);
+  m.forward_seconds = 3;
+  m.first_forward_seconds = 3.5;
+  m.backward_seconds = 6;
+  m.first_backward_seconds = 7;
+  m.recovered_forward_seconds = 2;
+  m.recovered_backward_seconds = 4;
+  m.first_recovered_backward_seconds = 5;
+  platform.measured.push_back(m);
+  const auto backwards = [&](bool recovered) {
+    Problem one = problem;
+    if (!recovered) one.kept.clear();
+    const StepGraph graph = build_step_graph(one);
+    const CostTable costs = cost_model(graph, one, platform);
+    EXPECT_DOUBLE_EQ(cost_of(graph, costs, TaskKind::kForward, 1), recovered ? 2 : 3);
+    std::vector<double> seconds;
+    for (size_t id = 0; id < graph.tasks.size(); ++id)
+      if (graph.tasks[id].kind == TaskKind::kBackward && graph.tasks[id].at.layer_begin == 1)
+        seconds.push_back(costs.seconds[id]);
+    return seconds;
+  };
+  EXPECT_EQ(backwards(true), (std::vector<double>{5, 4}));
+  EXPECT_EQ(backwards(false), (std::vector<double>{7, 6}));
+}
+
 // A sum that takes all of a core and a layer that needs it too each get half; one that takes a quarter gets
 // it.
 TEST(CostModel, TransfersThatTakeCoresSlowLayersDown) {
