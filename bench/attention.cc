@@ -1,4 +1,4 @@
-// Causal attention on the host, and its backward on the simulated DSP cluster.
+// Causal attention of a device, and its backward on the simulated DSP cluster.
 #include "attention/backends.h"
 #include "support/kernel_bench.h"
 
@@ -8,8 +8,8 @@ namespace {
 constexpr const char* kAbout =
     R"(Causal attention.
 
-  host: all heads of a block over one sequence of --tokens positions, forward and backward. Counted: 2 FLOPs for each
-        multiply-add of the two products forward and the five backward, over the keys that a query sees.
+  host, cuda, simt: all heads of a block over one sequence of --tokens positions, forward and backward. Counted: 2 FLOPs
+        for each multiply-add of the two products forward and the five backward, over the keys that a query sees.
   dsp:  counted cycles of the backward of one head on a simulated cluster of 24 DSPs, with the best tile that fits its
         memories: with all intermediates on chip, and with those of each tile staged through DDR. Staged: GP, GS and the
         sums GK_j and GV_j make a round trip through DDR for each tile. "Each part": the DSPs' parts of GK_j and GV_j
@@ -24,9 +24,8 @@ constexpr const char* kAbout =
 
 int main(int argc, char** argv) {
   using namespace trainer;
-  const std::string usage = kernel_usage("attention", kAbout, "  --backend NAME   host (default) or dsp\n");
-  return run_program({"attention", usage}, argc, argv, [](Words words) {
-    return take_backend(words, {"host", "dsp"}) == "host" ? attention_on_host(words)
-                                                          : attention_on_dsp(words);
+  return run_program({"attention", kernel_usage("attention", kAbout, "")}, argc, argv, [](Words words) {
+    const std::string backend = take_backend(words, bench_backends({"dsp"}));
+    return backend == "dsp" ? attention_on_dsp(words) : attention_on_kernels(backend, words);
   });
 }

@@ -13,31 +13,31 @@ struct Movement {
   std::string name;
   int64_t bytes;
   DType to;
-  std::function<void(KernelSet&, Ref)> run;
+  std::function<void(KernelSet&, Ref to, ConstRef from)> run;
 };
 
 void measure_movements(KernelBench& bench, const NamedModel& model, DType dtype, int64_t columns) {
   const int64_t rows = bench.tokens(), count = rows * columns, stride = columns + columns / 2;
-  const Values from(dtype, rows * stride, 1);
+  const Values from(bench.device(), dtype, rows * stride, 1), read = from.on_host();
   const auto size = static_cast<int64_t>(size_of(dtype));
   const DType other = dtype == DType::kF32 ? DType::kBF16 : DType::kF32;
   KernelSet& kernels = bench.kernels(dtype, model.shape);
   const Movement movements[] = {
-      {"copy", 2 * size, dtype, [&](KernelSet& k, Ref to) { k.convert(to, from.ref(), count); }},
+      {"copy", 2 * size, dtype, [&](KernelSet& k, Ref to, ConstRef x) { k.convert(to, x, count); }},
       {std::string("to ") + name_of(other), 6, other,
-       [&](KernelSet& k, Ref to) { k.convert(to, from.ref(), count); }},
+       [&](KernelSet& k, Ref to, ConstRef x) { k.convert(to, x, count); }},
       {"rows of wider ones", 2 * size, dtype,
-       [&](KernelSet& k, Ref to) { k.convert_rows(to, columns, from.ref(), stride, rows, columns); }},
-      {"add", 3 * size, dtype, [&](KernelSet& k, Ref to) { k.add(to, from.ref(), count); }},
+       [&](KernelSet& k, Ref to, ConstRef x) { k.convert_rows(to, columns, x, stride, rows, columns); }},
+      {"add", 3 * size, dtype, [&](KernelSet& k, Ref to, ConstRef x) { k.add(to, x, count); }},
       {"zero", size, dtype,
-       [&](KernelSet& k, Ref to) { k.fill_zero(to.data, static_cast<size_t>(count * size)); }}};
+       [&](KernelSet& k, Ref to, ConstRef) { k.fill_zero(to.data, static_cast<size_t>(count * size)); }}};
   for (const Movement& m : movements) {
-    const Values ours(m.to, count, 2), want(m.to, count, 2);
+    const Values ours(bench.device(), m.to, count, 2), want(host_device(), m.to, count, 2);
     KernelCase c{.operation = m.name, .dtype = dtype, .shape = {{"rows", rows}, {"columns", columns}}};
     c.work = static_cast<double>(count * m.bytes);
-    c.run = [&] { m.run(kernels, ours.ref()); };
+    c.run = [&] { m.run(kernels, ours.ref(), from.ref()); };
     c.check = [&] {
-      m.run(bench.reference(), want.ref());
+      m.run(bench.reference(), want.ref(), read.ref());
       bench.compare("the result", all_of(want), all_of(ours), {1e-6});
     };
     bench.add(model, c);

@@ -11,20 +11,20 @@ the model has it. Counted: what is read and written for each row.)";
 struct NormOperands {
   Values x, delta, sum, weight, bias, y, dy, dresidual, dx, mean, reciprocal, dweight, dbias;
 
-  NormOperands(DType dtype, int64_t tokens, int64_t hidden)
-      : x(dtype, tokens * hidden, 1),
-        delta(dtype, tokens * hidden, 2),
-        sum(dtype, tokens * hidden),
-        weight(dtype, hidden, 3),
-        bias(dtype, hidden, 4),
-        y(dtype, tokens * hidden),
-        dy(dtype, tokens * hidden, 5),
-        dresidual(dtype, tokens * hidden, 6),
-        dx(dtype, tokens * hidden),
-        mean(DType::kF32, tokens),
-        reciprocal(DType::kF32, tokens),
-        dweight(DType::kF32, hidden),
-        dbias(DType::kF32, hidden) {}
+  NormOperands(Device& device, DType dtype, int64_t tokens, int64_t hidden)
+      : x(device, dtype, tokens * hidden, 1),
+        delta(device, dtype, tokens * hidden, 2),
+        sum(device, dtype, tokens * hidden),
+        weight(device, dtype, hidden, 3),
+        bias(device, dtype, hidden, 4),
+        y(device, dtype, tokens * hidden),
+        dy(device, dtype, tokens * hidden, 5),
+        dresidual(device, dtype, tokens * hidden, 6),
+        dx(device, dtype, tokens * hidden),
+        mean(device, DType::kF32, tokens),
+        reciprocal(device, DType::kF32, tokens),
+        dweight(device, DType::kF32, hidden),
+        dbias(device, DType::kF32, hidden) {}
 };
 
 void measure_norm(KernelBench& bench, const NamedModel& model, DType dtype) {
@@ -32,7 +32,7 @@ void measure_norm(KernelBench& bench, const NamedModel& model, DType dtype) {
   const bool rms = model.shape.rms_norm();
   const NormKind kind = rms ? NormKind::kRms : NormKind::kLayer;
   const RowShape rows{.outer = tokens, .inner = 1, .columns = hidden, .outer_stride = hidden};
-  const NormOperands ours(dtype, tokens, hidden), want(dtype, tokens, hidden);
+  const NormOperands ours(bench.device(), dtype, tokens, hidden), want(host_device(), dtype, tokens, hidden);
   const auto forward = [&](KernelSet& kernels, const NormOperands& o) {
     kernels.norm_forward({.kind = kind,
                           .x_shape = rows,

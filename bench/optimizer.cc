@@ -14,13 +14,15 @@ are the master, 30 for bf16; 4 for the squares. --tokens has no say here.)";
 struct OptimizerState {
   Values master, moment1, moment2, gradient, working;
 
-  OptimizerState(DType dtype, int64_t count)
-      : master(DType::kF32, count, 1),
-        moment1(DType::kF32, count, 2, 0.1),
-        moment2(DType::kF32, count, 3, 0.1),
-        gradient(DType::kF32, count, 4, 100),
-        working(dtype, dtype == DType::kF32 ? 0 : count) {
-    for (int64_t i = 0; i < count; ++i) moment2.f32()[i] *= moment2.f32()[i];
+  OptimizerState(Device& device, DType dtype, int64_t count)
+      : master(device, DType::kF32, count, 1),
+        moment1(device, DType::kF32, count, 2, 0.1),
+        moment2(device, DType::kF32, count, 3, 0.1),
+        gradient(device, DType::kF32, count, 4, 100),
+        working(device, dtype, dtype == DType::kF32 ? 0 : count) {
+    change_on_host(device.compute(), moment2.f32(), static_cast<size_t>(count), [](std::span<float> values) {
+      for (float& value : values) value *= value;
+    });
   }
   // Of `count` elements from `first` on.
   AdamW arguments(int64_t first, int64_t count) const {
@@ -42,7 +44,7 @@ struct OptimizerState {
 
 void measure_update(KernelBench& bench, const NamedModel& model, DType dtype) {
   const int64_t count = block_elements(model.shape);
-  const OptimizerState ours(dtype, count);
+  const OptimizerState ours(bench.device(), dtype, count);
   KernelSet& kernels = bench.kernels(dtype, model.shape);
   KernelCase c{.operation = "adamw", .dtype = dtype, .shape = {{"elements", count}}};
   c.work = static_cast<double>(count) * (dtype == DType::kF32 ? 28 : 30);
@@ -50,7 +52,7 @@ void measure_update(KernelBench& bench, const NamedModel& model, DType dtype) {
   c.check = [&] {
     // Each element is updated by itself: the first and the last ones stand for all.
     const int64_t slice = std::min<int64_t>(count / 2, 10000);
-    const OptimizerState want(dtype, count);
+    const OptimizerState want(host_device(), dtype, count);
     for (const int64_t first : {int64_t{0}, count - slice}) {
       bench.reference().adamw(want.arguments(first, slice));
       const auto part = [&](const Values& v) { return Rows{v.ref().at(first), 1, slice, slice}; };
@@ -66,20 +68,23 @@ void measure_update(KernelBench& bench, const NamedModel& model, DType dtype) {
 
 void measure_squares(KernelBench& bench, const NamedModel& model) {
   const int64_t count = block_elements(model.shape);
-  const Values gradient(DType::kF32, count, 1);
+  const Values gradient(bench.device(), DType::kF32, count, 1);
   const auto blocks = static_cast<size_t>((count + KernelSet::kNormBlock - 1) / KernelSet::kNormBlock);
-  std::vector<double> ours(blocks), want(blocks);
+  const DeviceMemoryPtr sums = bench.device().allocate(blocks * sizeof(double));
   KernelSet& kernels = bench.kernels(DType::kF32, model.shape);
   KernelCase c{.operation = "squares", .dtype = DType::kF32, .shape = {{"elements", count}}};
   c.work = static_cast<double>(count) * 4;
-  c.run = [&] { kernels.block_squares(ours.data(), gradient.f32(), count); };
+  c.run = [&] { kernels.block_squares(elements_of<double>(sums), gradient.f32(), count); };
   c.check = [&] {
-    bench.reference().block_squares(want.data(), gradient.f32(), count);
-    const std::vector<float> wanted(want.begin(), want.end()), found(ours.begin(), ours.end());
+    std::vector<double> want(blocks);
+    bench.reference().block_squares(want.data(), gradient.on_host().f32(), count);
+    std::vector<float> wanted(want.begin(), want.end()), found;
+    read_on_host(bench.device().compute(), elements_of<double>(sums), blocks,
+                 [&](std::span<const double> ours) { found.assign(ours.begin(), ours.end()); });
     const auto row = [](const std::vector<float>& v) {
       return Rows{ref(v.data()), 1, std::ssize(v), std::ssize(v)};
     };
-    bench.compare("the sums", row(wanted), row(found), {1e-6});
+    bench.compare_on_host("the sums", row(wanted), row(found), {1e-6});
   };
   bench.add(model, c);
 }

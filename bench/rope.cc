@@ -1,6 +1,8 @@
 // Rotary positions of queries and keys.
 #include "model/rope.h"
 
+#include <numeric>
+
 #include "base/error.h"
 #include "support/kernel_bench.h"
 
@@ -14,12 +16,16 @@ inverse rotation of backward. Counted: elements in and out, and the tables of co
 struct RopeBench {
   const ModelConfig& shape;
   int64_t tokens;
-  std::vector<float> tables;
-  std::vector<int32_t> positions;
+  int64_t table_elements;  // of cosines and sines together
+  DeviceMemoryPtr tables, positions;
 
-  RopeBench(const ModelConfig& shape, int64_t tokens)
-      : shape(shape), tokens(tokens), tables(make_rope_tables(shape, tokens)) {
-    for (int64_t t = 0; t < tokens; ++t) positions.push_back(static_cast<int32_t>(t));
+  RopeBench(Device& device, const ModelConfig& shape, int64_t tokens) : shape(shape), tokens(tokens) {
+    const std::vector<float> values = make_rope_tables(shape, tokens);
+    table_elements = std::ssize(values);
+    tables = placed(device, values);
+    std::vector<int32_t> ascending(static_cast<size_t>(tokens));
+    std::iota(ascending.begin(), ascending.end(), 0);
+    positions = placed(device, ascending);
   }
   RopeArguments arguments(int64_t heads, int64_t in_stride, bool inverse) const {
     return {.tokens = tokens,
@@ -27,33 +33,34 @@ struct RopeBench {
             .head_dim = shape.head_dim,
             .in_stride = in_stride,
             .out_stride = heads * shape.head_dim,
-            .positions = positions.data(),
-            .cosine = tables.data(),
-            .sine = tables.data() + tables.size() / 2,
+            .positions = elements_of<int32_t>(positions),
+            .cosine = elements_of<float>(tables),
+            .sine = elements_of<float>(tables) + table_elements / 2,
             .inverse = inverse};
   }
 };
 
 void measure_rope(KernelBench& bench, const NamedModel& model, DType dtype) {
-  const RopeBench rope(model.shape, bench.tokens());
+  const RopeBench rope(bench.device(), model.shape, bench.tokens()),
+      on_host(host_device(), model.shape, bench.tokens());
   const int64_t width = model.shape.q_width() + 2 * model.shape.kv_width();
-  const Values projected(dtype, rope.tokens * width, 1);
+  const Values projected(bench.device(), dtype, rope.tokens * width, 1), read = projected.on_host();
   KernelSet& kernels = bench.kernels(dtype, model.shape);
   for (const bool inverse : {false, true})
     for (const bool keys : {false, true}) {
       const int64_t heads = keys ? model.shape.num_query_groups : model.shape.num_attention_heads;
       const int64_t elements = rope.tokens * heads * model.shape.head_dim;
-      const Values ours(dtype, elements), want(dtype, elements);
+      const Values ours(bench.device(), dtype, elements), want(host_device(), dtype, elements);
       const RopeArguments arguments = rope.arguments(heads, width, inverse);
-      const ConstRef in = projected.ref().at(keys ? model.shape.q_width() : 0);
+      const int64_t first = keys ? model.shape.q_width() : 0;
       KernelCase c{.operation = std::string(keys ? "keys" : "queries") + (inverse ? " backward" : " forward"),
                    .dtype = dtype,
                    .shape = {{"tokens", rope.tokens}, {"heads", heads}, {"head_dim", model.shape.head_dim}},
                    .work = 2.0 * static_cast<double>(elements) * static_cast<double>(size_of(dtype)) +
-                           static_cast<double>(rope.tables.size() * sizeof(float))};
-      c.run = [&] { kernels.rope(ours.ref(), in, arguments); };
+                           4.0 * static_cast<double>(rope.table_elements)};
+      c.run = [&] { kernels.rope(ours.ref(), projected.ref().at(first), arguments); };
       c.check = [&] {
-        bench.reference().rope(want.ref(), in, arguments);
+        bench.reference().rope(want.ref(), read.ref().at(first), on_host.arguments(heads, width, inverse));
         bench.compare("the rotated rows", all_of(want), all_of(ours), {2e-6});
       };
       bench.add(model, c);

@@ -9,7 +9,6 @@
 #include <map>
 #include <thread>
 
-#include "app/kernels.h"
 #include "app/options.h"
 #include "app/training_rank.h"
 #include "base/error.h"
@@ -20,6 +19,7 @@
 #include "device/arena.h"
 #include "device/cores.h"
 #include "ops/gemm_rate.h"
+#include "support/backend.h"
 #include "support/models.h"
 #include "support/program.h"
 
@@ -35,15 +35,17 @@ Times training steps (forward, backward, clipping, optimizer) on random tokens.
   --sequence N             tokens of a sequence (default 1024)
   --sequences-per-step N   (default 8)
   --micro-batch N          sequences at a time (default 1)
-  --threads N              (default: all cores)
+  --backend NAME           host (default), cuda, or simt: the kernels of cuda simulated on the host, for tiny models, to see
+                           whether they work; times then mean nothing
+  --threads N              of the host (default: all cores)
   --steps N                timed steps, at least 3 (default 3); one more comes before them and is not counted
-  --ranks P                also a pipeline of P stages of one thread, each bound to a core of its own, in turn
+  --ranks P                on the host also a pipeline of P stages of one thread, each bound to a core of its own, in turn
                            with one rank of P threads
   --json                   one JSON object on standard output
 
 The step time is the median. The rate of matrix products is measured on the step's own shapes before, between
 and after the timed steps; each shape counts with the median of these rounds, and the ceiling is the best shape.
-Model FLOPs count causal attention half and no recomputation. Peak memory is read after the first step.
+Model FLOPs count causal attention half and no recomputation. Peak memory of the host is read after the first step.
 )";
 
 constexpr double kRoundSeconds = 0.6;  // of measuring matrix products
@@ -93,21 +95,25 @@ class RandomInputs : public StepInputs {
 // thread.
 class Grid {
  public:
-  Grid(Config config, const ModelConfig& model, int stages, int threads)
-      : communicators_(make_in_process_group(stages)), ranks_(static_cast<size_t>(stages)) {
+  Grid(const std::string& backend, Config config, const ModelConfig& model, int stages, int threads)
+      : on_host_(backend == "host"),
+        communicators_(make_in_process_group(stages)),
+        ranks_(static_cast<size_t>(stages)) {
     config.parallel.pipeline_parallel_size = stages;
     config.device.threads = threads;
     resolve_parallel(config, model, stages);
     for (int r = 0; r < stages; ++r) inputs_.emplace_back(config, model.vocabulary_size);
     on_every_rank([&](size_t r) {
-      ranks_[r] = std::make_unique<TrainingRank>(config, model, make_kernels(config.device),
+      ranks_[r] = std::make_unique<TrainingRank>(config, model,
+                                                 make_training_backend(backend, config, *communicators_[r]),
                                                  *communicators_[r], nullptr, nullptr, &inputs_[r]);
     });
   }
 
-  // Makes everything ready and runs the step that is not timed. Returns the predicted bytes of the process.
+  // Makes everything ready and runs the step that is not timed. Returns the predicted bytes of the process,
+  // or of its device.
   int64_t start() {
-    int64_t predicted = resident_memory().now;
+    int64_t predicted = on_host_ ? resident_memory().now : 0;
     for (const auto& rank : ranks_) {
       const MemoryPlan plan = rank->memory_plan();
       predicted += plan.total() - plan.program;
@@ -169,6 +175,7 @@ class Grid {
       if (error) std::rethrow_exception(error);
   }
 
+  const bool on_host_;
   std::vector<std::unique_ptr<Communicator>> communicators_;
   std::vector<RandomInputs> inputs_;
   std::vector<std::unique_ptr<TrainingRank>> ranks_;
@@ -193,18 +200,18 @@ ModelConfig named_model(const std::string& name) {
 struct Arguments {
   Config config;
   ModelConfig model;
-  std::string model_name, command;
+  std::string model_name, backend, command;
   int threads = 0, steps = 0, ranks = 1;
 };
 
-Arguments parse(const Words& words) {
-  const Options options(words,
-                        {"--model", "--precision", "--sequence", "--sequences-per-step", "--micro-batch",
-                         "--threads", "--steps", "--ranks"},
-                        {});
+Arguments parse(Words words) {
   Arguments a;
-  a.command = "train_step";
-  for (const auto& word : words) a.command += " " + word;
+  a.backend = take_backend(words, bench_backends());
+  std::vector<std::string> names = {"--model",       "--precision", "--sequence", "--sequences-per-step",
+                                    "--micro-batch", "--steps"};
+  if (a.backend == "host") names.insert(names.end(), {"--threads", "--ranks"});
+  const Options options(words, names, {});
+  a.command = command_line("train_step", a.backend, words);
   a.model_name = options.required("--model");
   a.model = named_model(a.model_name);
   a.steps = static_cast<int>(options.integer("--steps", 3, 3));
@@ -248,18 +255,26 @@ class ProductRates {
   ProductRates(const Arguments& a)
       : dtype_(a.config.precision.compute),
         shapes_(product_shapes(a)),
-        kernels_(make_kernels(a.config.device)),
+        name_(a.backend),
+        threads_(a.threads),
+        world_(make_in_process_group(1)),
+        backend_(make_training_backend(a.backend, a.config, *world_.front())),
         rates_(shapes_.size()) {}
 
   void measure() {
     for (size_t s = 0; s < shapes_.size(); ++s)
-      rates_[s].push_back(measure_gemm_rate(*kernels_, dtype_, std::span(&shapes_[s], 1),
-                                            kRoundSeconds / static_cast<double>(shapes_.size())));
+      rates_[s].push_back(measure_gemm_rate(*backend_.kernels, dtype_, std::span(&shapes_[s], 1),
+                                            kRoundSeconds / static_cast<double>(shapes_.size()),
+                                            *backend_.device));
   }
   double best() const {
     double best = 0;
     for (const auto& rates : rates_) best = std::max(best, median(rates));
     return best;
+  }
+  Device& device() { return *backend_.device; }
+  std::string machine() const {
+    return describe_machine(name_, *backend_.device, *backend_.kernels, threads_);
   }
   Json to_json() const {
     Json list = Json::array();
@@ -274,7 +289,10 @@ class ProductRates {
  private:
   DType dtype_;
   std::vector<GemmShape> shapes_;
-  std::unique_ptr<KernelSet> kernels_;
+  std::string name_;
+  int threads_;
+  std::vector<std::unique_ptr<Communicator>> world_;
+  RankBackend backend_;
   std::vector<std::vector<double>> rates_;  // by shape, then round
 };
 
@@ -325,11 +343,12 @@ Json overhead(const std::vector<TimelineEvent>& events, const std::vector<double
 Json measure(const Arguments& a) {
   // The pipeline first, so that the peak is that of its ranks alone.
   std::optional<Grid> pipeline, single;
+  const bool host = a.backend == "host";
   int64_t predicted = 0;
-  if (a.ranks > 1) predicted = pipeline.emplace(a.config, a.model, a.ranks, 1).start();
-  if (a.ranks == 1) predicted = single.emplace(a.config, a.model, 1, a.threads).start();
+  if (a.ranks > 1) predicted = pipeline.emplace(a.backend, a.config, a.model, a.ranks, 1).start();
+  if (a.ranks == 1) predicted = single.emplace(a.backend, a.config, a.model, 1, a.threads).start();
   const int64_t peak = resident_memory().peak;
-  if (a.ranks > 1) single.emplace(a.config, a.model, 1, a.threads).start();
+  if (a.ranks > 1) single.emplace(a.backend, a.config, a.model, 1, a.threads).start();
 
   ProductRates rates(a);
   std::vector<double> single_seconds, pipeline_seconds;
@@ -347,8 +366,10 @@ Json measure(const Arguments& a) {
   const double seconds = median(pipeline ? pipeline_seconds : single_seconds);
   Json r;
   r["command"] = a.command;
-  r["machine"] = fmt::format("{}, {} cores, kernels {}", processor_name(), allowed_cores().size(),
-                             make_kernels(a.config.device)->name());
+  r["backend"] = a.backend;
+  r["device"] = rates.device().name();
+  r["machine"] = rates.machine();
+  if (a.backend == "simt") r["simulated"] = true;
   r["plan"] = subject.describe();
   r["parameters"] = subject.model().parameter_count();
   r["threads"] = a.threads;
@@ -360,7 +381,7 @@ Json measure(const Arguments& a) {
   r["gemm_flops_per_second"] = rates.best();
   r["ratio"] = flops * tokens / seconds / rates.best();
   r["gemm_shapes"] = rates.to_json();
-  r["peak_memory_bytes"] = peak;
+  if (host) r["peak_memory_bytes"] = peak;
   r["predicted_memory_bytes"] = predicted;
   const auto events = subject.take_events();
   r["tasks"] = breakdown(events, subject.model().layer_count(), a.steps, a.ranks);
@@ -393,8 +414,8 @@ void print(const Json& r) {
     fmt::print("  {:>6} x {:>6} x {:>6}  {:.1f} GFLOP/s\n", s["m"].get<int64_t>(), s["n"].get<int64_t>(),
                s["k"].get<int64_t>(), s["flops_per_second"].get<double>() / 1e9);
   fmt::print("ratio           {:.1f} %\n", 100 * number("ratio"));
-  fmt::print("memory          predicted {}, peak {}\n", format_bytes(number("predicted_memory_bytes")),
-             format_bytes(number("peak_memory_bytes")));
+  fmt::print("memory          predicted {}{}\n", format_bytes(number("predicted_memory_bytes")),
+             r.contains("peak_memory_bytes") ? ", peak " + format_bytes(number("peak_memory_bytes")) : "");
   fmt::print("\ntasks of a step and rank, seconds\n");
   for (const Json& t : r["tasks"])
     fmt::print("  {:<28} {:8.4f}  {:5.1f} %\n", t["task"].get<std::string>(), t["seconds"].get<double>(),

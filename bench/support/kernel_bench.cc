@@ -6,48 +6,42 @@
 
 #include "base/error.h"
 #include "base/statistics.h"
+#include "device/call_times.h"
 #include "device/cores.h"
 
 namespace trainer {
 namespace {
 
 constexpr const char* kKernelOptions =
-    R"(  --model NAME     gpt2-124m, llama-110m or qwen2.5-0.5b instead of all
+    R"(  --backend NAME   host (default): cores of this machine; cuda: its first GPU, CUDA_VISIBLE_DEVICES says which one that
+                   is; simt: the kernels of cuda simulated on the host, which shows whether they work, not how fast
+  --model NAME     gpt2-124m, llama-110m or qwen2.5-0.5b instead of all
   --dtype NAME     fp32 or bf16 instead of both
   --tokens N       rows of activations (default 1024)
-  --threads N      (default: all cores)
+  --threads N      of the backend host (default: all cores)
   --seconds S      of each measurement, at least 3 repeats (default 0.3)
   --quick          tiny shapes, measured for a moment: whether it works, not how fast it is
   --json           one JSON object on standard output
 
 Results are held against the reference in double precision before the clock starts; exit code 1 when they differ by
-more than is tolerated. Times are medians.
+more than is tolerated. Times are medians; on cuda of several calls one after the other, by the call.
 )";
 
 constexpr int kRounds = 3;  // in which what is compared is measured in turn
 constexpr size_t kLeastRepeats = 3;
 
-constexpr double kLongCall = 0.1;  // seconds; what caches hold from before does not matter
-
-// Seconds of each call, after one that is not counted, for `seconds` in all.
-void repeat(const std::function<void()>& run, double seconds, size_t least, std::vector<double>& times) {
-  if (times.empty() || times.back() < kLongCall) run();
-  const size_t before = times.size();
-  for (const double begin = steady_seconds();
-       times.size() < before + least || steady_seconds() - begin < seconds;) {
-    const double start = steady_seconds();
-    run();
-    times.push_back(steady_seconds() - start);
-  }
-}
-
 // What moves as many bytes as an operation and does no more than it must.
 class MemoryTraffic {
  public:
-  MemoryTraffic(int64_t bytes, int threads)
-      : threads_(threads), copied_(DType::kF32, bytes / 8 + 1), to_(DType::kF32, bytes / 8 + 1) {}
+  MemoryTraffic(Device& device, int64_t bytes, int threads)
+      : queue_(device.compute()),
+        threads_(threads),
+        copied_(device, DType::kF32, bytes / 8 + 1),
+        to_(device, DType::kF32, bytes / 8 + 1) {}
 
   void copy() const {
+    if (!queue_.host_reaches())
+      return queue_.copy(to_.f32(), copied_.f32(), static_cast<size_t>(copied_.size()) * sizeof(float));
 #pragma omp parallel for num_threads(threads_) schedule(static)
     for (int t = 0; t < threads_; ++t) {
       const int64_t begin = copied_.size() * t / threads_, end = copied_.size() * (t + 1) / threads_;
@@ -58,6 +52,7 @@ class MemoryTraffic {
   void add(KernelSet& kernels) const { kernels.add(to_.ref(), copied_.ref(), (copied_.size() * 2 + 2) / 3); }
 
  private:
+  DeviceQueue& queue_;
   int threads_;
   Values copied_, to_;
 };
@@ -113,8 +108,9 @@ std::vector<DType> chosen_dtypes(const Options& options) {
   input_error("--dtype: expected fp32 or bf16, found '{}'", *name);
 }
 
-std::vector<std::string> with_value(const std::vector<std::string>& own) {
-  std::vector<std::string> all = {"--model", "--dtype", "--tokens", "--threads", "--seconds"};
+std::vector<std::string> with_value(const std::string& backend, const std::vector<std::string>& own) {
+  std::vector<std::string> all = {"--model", "--dtype", "--tokens", "--seconds"};
+  if (backend == "host") all.push_back("--threads");
   all.insert(all.end(), own.begin(), own.end());
   return all;
 }
@@ -124,9 +120,8 @@ std::vector<std::string> with_value(const std::vector<std::string>& own) {
 KernelBench::KernelBench(const char* name, const std::string& backend, const Words& words,
                          const std::vector<std::string>& own)
     : name_(name),
-      backend_(backend),
       command_(command_line(name, backend, words)),
-      options_(words, with_value(own), {"--quick"}),
+      options_(words, with_value(backend, own), {"--quick"}),
       quick_(options_.has("--quick")),
       threads_(static_cast<int>(
           options_.integer("--threads", static_cast<int64_t>(allowed_cores().size()), 1, 1024))),
@@ -134,15 +129,17 @@ KernelBench::KernelBench(const char* name, const std::string& backend, const Wor
       seconds_(options_.number("--seconds", quick_ ? 1e-3 : 0.3, 0)),
       models_(chosen_models(options_, quick_)),
       dtypes_(chosen_dtypes(options_)),
-      kernels_(make_host_kernels(threads_)),
-      ceiling_kernels_(make_host_kernels(threads_)),
+      backend_(make_bench_backend(backend, threads_)),
       reference_(make_reference_kernels()) {}
 
 KernelSet& KernelBench::kernels(const WorkspaceShape& shape) {
-  const size_t bytes = kernels_->workspace_bytes(shape);
-  if (bytes > workspace_.bytes().size()) workspace_ = Arena(bytes);
-  kernels_->grant_workspace(workspace_.bytes());
-  return *kernels_;
+  KernelSet* const own = backend_.own_products.get();
+  size_t bytes = backend_.kernels->workspace_bytes(shape);
+  if (own) bytes = std::max(bytes, own->workspace_bytes(shape));
+  if (!workspace_ || bytes > workspace_->bytes().size()) workspace_ = device().allocate(bytes);
+  backend_.kernels->grant_workspace(workspace_->bytes());
+  if (own) own->grant_workspace(workspace_->bytes());
+  return *backend_.kernels;
 }
 
 KernelSet& KernelBench::kernels(DType dtype, const ModelConfig& m, bool vocabulary) {
@@ -158,6 +155,17 @@ KernelSet& KernelBench::kernels(DType dtype, const ModelConfig& m, bool vocabula
 
 void KernelBench::compare(const std::string& what, const Rows& want, const Rows& got,
                           const AllowedError& allowed) {
+  const auto elements = static_cast<size_t>((got.rows - 1) * got.stride + got.columns);
+  read_on_host(device().compute(), static_cast<const std::byte*>(got.data.data),
+               elements * size_of(got.data.dtype), [&](std::span<const std::byte> bytes) {
+                 compare_on_host(what, want,
+                                 {{bytes.data(), got.data.dtype}, got.rows, got.columns, got.stride},
+                                 allowed);
+               });
+}
+
+void KernelBench::compare_on_host(const std::string& what, const Rows& want, const Rows& got,
+                                  const AllowedError& allowed) {
   const double most = got.data.dtype == DType::kF32 ? allowed.f32 : allowed.bf16;
   const double error = largest_difference(want, got);
   if (error > most) run_error("{}: {:.3g} away from the reference, more than {:.3g}", what, error, most);
@@ -194,13 +202,16 @@ KernelBench::Seconds KernelBench::measure(const KernelCase& c) {
   const size_t least = quick_ ? 2 : (kLeastRepeats + kRounds - 1) / kRounds;
   std::vector<double> own, peer, copy, addition;
   const auto bytes = static_cast<int64_t>(c.ceiling == Ceiling::kMemory ? c.work : 0);
-  const MemoryTraffic traffic(bytes, threads_);
+  const MemoryTraffic traffic(device(), bytes, threads_);
+  DeviceQueue& queue = device().compute();
   for (int round = 0; round < rounds; ++round) {
-    repeat(c.run, share, least, own);
-    if (c.peer) repeat(c.peer, share, least, peer);
+    time_calls(queue, c.run, share, least, own);
+    if (c.peer) time_calls(queue, c.peer, share, least, peer);
     if (bytes == 0) continue;
-    repeat([&] { traffic.copy(); }, share / 2, least, copy);
-    repeat([&] { traffic.add(*ceiling_kernels_); }, share / 2, least, addition);
+    time_calls(
+        queue, [&] { traffic.copy(); }, share / 2, least, copy);
+    time_calls(
+        queue, [&] { traffic.add(*backend_.ceiling_kernels); }, share / 2, least, addition);
   }
   Seconds seconds{.run = median(own), .peer = peer.empty() ? 0 : median(peer)};
   if (bytes > 0) seconds.memory_rate = c.work / std::min(median(copy), median(addition));
@@ -211,18 +222,17 @@ double KernelBench::product_rate(const NamedModel& model, DType dtype) {
   double& rate = product_rates_[{model.name, dtype}];
   if (rate == 0) {
     const std::vector<GemmShape> shapes = block_products(model.shape, tokens_);
-    rate = measure_gemm_rate(*ceiling_kernels_, dtype, std::span(shapes).subspan(2), seconds_);
+    rate =
+        measure_gemm_rate(*backend_.ceiling_kernels, dtype, std::span(shapes).subspan(2), seconds_, device());
   }
   return rate;
 }
 
 Report KernelBench::report() const {
-  Json report = {{"benchmark", name_},
-                 {"command", command_},
-                 {"backend", backend_},
-                 {"machine", fmt::format("{}, {} threads on {} cores, kernels {}", processor_name(), threads_,
-                                         allowed_cores().size(), kernels_->name())},
-                 {"rows", rows_}};
+  Json report = {{"benchmark", name_},          {"command", command_},
+                 {"backend", backend_.name},    {"device", backend_.device->name()},
+                 {"machine", backend_.machine}, {"rows", rows_}};
+  if (backend_.simulated) report["simulated"] = true;
   return {std::move(report), print_kernels};
 }
 
@@ -232,13 +242,12 @@ std::string kernel_usage(const char* name, const std::string& about, const std::
 
 int run_kernel_program(const char* name, const char* about, int argc, char** argv,
                        void (*measure)(KernelBench&)) {
-  return run_program({name, kernel_usage(name, about, "  --backend NAME   host (default)\n")}, argc, argv,
-                     [&](Words words) {
-                       const std::string backend = take_backend(words, {"host"});
-                       KernelBench bench(name, backend, words, {});
-                       measure(bench);
-                       return bench.report();
-                     });
+  return run_program({name, kernel_usage(name, about, "")}, argc, argv, [&](Words words) {
+    const std::string backend = take_backend(words, bench_backends());
+    KernelBench bench(name, backend, words, {});
+    measure(bench);
+    return bench.report();
+  });
 }
 
 }  // namespace trainer

@@ -10,6 +10,7 @@
 
 #include "app/options.h"
 #include "ops/kernel_set.h"
+#include "support/backend.h"
 #include "support/models.h"
 #include "support/program.h"
 #include "support/values.h"
@@ -31,7 +32,7 @@ struct KernelCase {
   Json shape = {};  // numbers by name
   Ceiling ceiling = Ceiling::kMemory;
   double work = 0;                 // FLOPs of one call, a multiply-add being two, or bytes read and written
-  std::function<void()> run = {};  // one call; may be repeated
+  std::function<void()> run = {};  // one call; may be repeated before the device has done it
   // After the first call: compares what it wrote, by KernelBench::compare.
   std::function<void()> check = {};
   std::function<void()> peer = {};  // the same work by another library; may be empty
@@ -40,7 +41,8 @@ struct KernelCase {
 
 class KernelBench {
  public:
-  // Options of every such program; `own` are a program's further ones, which take values.
+  // Options of every such program; `own` are a program's further ones, which take values. Throws InputError
+  // where there is no such backend.
   KernelBench(const char* name, const std::string& backend, const Words& words,
               const std::vector<std::string>& own);
 
@@ -50,19 +52,26 @@ class KernelBench {
   int64_t tokens() const { return tokens_; }
   const std::vector<NamedModel>& models() const { return models_; }
   const std::vector<DType>& dtypes() const { return dtypes_; }
+  // Where operands and results are.
+  Device& device() { return *backend_.device; }
+  const BenchBackend& backend() const { return backend_; }
+  // Works on host memory.
   KernelSet& reference() { return *reference_; }
 
-  // The kernels, with a workspace for calls within `shape`.
+  // The kernels, with a workspace for calls within `shape`, which `backend().own_products` is granted, too.
   KernelSet& kernels(const WorkspaceShape& shape);
   // The same for a model's block; `vocabulary`: for its classifier, too.
   KernelSet& kernels(DType dtype, const ModelConfig& model, bool vocabulary = false);
 
-  // For KernelCase::check. Throws RunError when they differ by more than is tolerated.
+  // For KernelCase::check, with `want` in host memory and `got` in the device's or, for the second, in host
+  // memory as well. Throw RunError when they differ by more than is tolerated.
   void compare(const std::string& what, const Rows& want, const Rows& got, const AllowedError& allowed);
+  void compare_on_host(const std::string& what, const Rows& want, const Rows& got,
+                       const AllowedError& allowed);
 
   // Checks and times one case of `model`. The ceiling of matrix products is the best rate of its feed-forward
-  // shapes; of memory, the faster of memcpy and an addition that move as many bytes on as many threads, in
-  // turn with the operation.
+  // shapes; of memory, the faster of a copy and an addition that move as many bytes, in turn with the
+  // operation.
   void add(const NamedModel& model, const KernelCase& c);
 
   Report report() const;
@@ -75,7 +84,7 @@ class KernelBench {
   Seconds measure(const KernelCase& c);
   double product_rate(const NamedModel& model, DType dtype);
 
-  std::string name_, backend_, command_;
+  std::string name_, command_;
   Options options_;
   bool quick_;
   int threads_;
@@ -83,8 +92,9 @@ class KernelBench {
   double seconds_;
   std::vector<NamedModel> models_;
   std::vector<DType> dtypes_;
-  std::unique_ptr<KernelSet> kernels_, ceiling_kernels_, reference_;
-  Arena workspace_;
+  BenchBackend backend_;
+  std::unique_ptr<KernelSet> reference_;
+  DeviceMemoryPtr workspace_;
   double worst_share_ = 0, worst_error_ = 0, worst_tolerance_ = 0;  // of the case at hand
   std::map<std::pair<std::string, DType>, double> product_rates_;
   Json rows_ = Json::array();

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "base/error.h"
 #include "base/philox.h"
@@ -10,19 +9,33 @@
 
 namespace trainer {
 
-Values::Values(DType dtype, int64_t count, uint64_t seed, double scale) : Values(dtype, count) {
+Values::Values(Device& device, DType dtype, int64_t count)
+    : device_(&device),
+      dtype_(dtype),
+      count_(count),
+      memory_(device.allocate(static_cast<size_t>(count) * size_of(dtype))) {}
+
+Values::Values(Device& device, DType dtype, int64_t count, uint64_t seed, double scale)
+    : Values(device, dtype, count) {
   const Philox random(seed);
-  for (int64_t i = 0; i < count; i += 4) {
-    const auto words = random.block(static_cast<uint64_t>(i));
-    for (int64_t j = i; j < std::min(i + 4, count); ++j)
-      store_element(ref(), j, scale * (words[static_cast<size_t>(j - i)] * 0x1p-31 - 1));
-  }
+  const std::span<std::byte> bytes = memory_->bytes();
+  write_on_host(device.compute(), bytes.data(), bytes.size(), [&](std::span<std::byte> host) {
+    const Ref to{host.data(), dtype};
+    for (int64_t i = 0; i < count; i += 4) {
+      const auto words = random.block(static_cast<uint64_t>(i));
+      for (int64_t j = i; j < std::min(i + 4, count); ++j)
+        store_element(to, j, scale * (words[static_cast<size_t>(j - i)] * 0x1p-31 - 1));
+    }
+  });
 }
 
-Values Values::copy() const {
-  Values other(dtype_, count_);
-  std::memcpy(other.ref().data, ref().data, arena_.bytes().size());
-  return other;
+Values Values::on_host() const {
+  if (device_->host_reaches()) return *this;
+  const Values copy(host_device(), dtype_, count_);
+  const std::span<std::byte> bytes = memory_->bytes();
+  device_->compute().copy_out(copy.ref().data, bytes.data(), bytes.size());
+  device_->compute().synchronise();
+  return copy;
 }
 
 double largest_difference(const Rows& want, const Rows& got) {

@@ -1,4 +1,4 @@
-// The kernels of CUDA devices: products by cuBLASLt where it has an algorithm for them, else by tiles.
+// The kernels of CUDA devices: products by cuBLASLt where it has an algorithm for them, or by tiles.
 #if defined(TRAINER_CUDA)
 
 #include "ops/cuda_kernels.h"
@@ -41,9 +41,13 @@ class CublasLtProducts final : public cuda::Products {
 
 }  // namespace
 
-std::unique_ptr<KernelSet> make_cuda_kernels(void* stream) {
-  return std::make_unique<cuda::DeviceKernels>(std::make_unique<CublasLtProducts>(),
-                                               static_cast<cuda::Stream>(stream));
+std::unique_ptr<KernelSet> make_cuda_kernels(void* stream, CudaProducts products) {
+  std::unique_ptr<cuda::Products> chosen;
+  if (products == CudaProducts::kLibrary)
+    chosen = std::make_unique<CublasLtProducts>();
+  else
+    chosen = cuda::make_tile_products();
+  return std::make_unique<cuda::DeviceKernels>(std::move(chosen), static_cast<cuda::Stream>(stream));
 }
 
 }  // namespace trainer

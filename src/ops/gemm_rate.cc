@@ -1,21 +1,34 @@
 #include "ops/gemm_rate.h"
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <utility>
 #include <vector>
 
+#include "base/philox.h"
+#include "device/call_times.h"
+#include "ops/element.h"
+
 namespace trainer {
 namespace {
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 constexpr size_t kAlignment = 64;
 size_t aligned(int64_t elements, size_t element_bytes) {
   return (static_cast<size_t>(elements) * element_bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// With values in [-1, 1): a device needs less power for products of zeros, and is faster at them.
+void fill_random(DeviceQueue& queue, Ref to, int64_t count) {
+  const int64_t drawn = std::min<int64_t>(count, 1 << 16);
+  const size_t bytes = static_cast<size_t>(count) * size_of(to.dtype),
+               drawn_bytes = static_cast<size_t>(drawn) * size_of(to.dtype);
+  write_on_host(queue, static_cast<std::byte*>(to.data), drawn_bytes, [&](std::span<std::byte> values) {
+    const Philox random(1);
+    for (int64_t i = 0; i < drawn; ++i)
+      store_element({values.data(), to.dtype}, i, random.block(static_cast<uint64_t>(i))[0] * 0x1p-31 - 1);
+  });
+  for (size_t filled = drawn_bytes; filled < bytes; filled *= 2)
+    queue.copy(static_cast<std::byte*>(to.data) + filled, to.data, std::min(filled, bytes - filled));
 }
 
 }  // namespace
@@ -40,6 +53,8 @@ double measure_gemm_rate(KernelSet& kernels, DType dtype, std::span<const GemmSh
         y{take(aligned(s.m * s.n, element)), dtype};
     auto* dw = reinterpret_cast<float*>(take(aligned(s.n * s.k, sizeof(float))));
     kernels.grant_workspace({next, workspace});
+    fill_random(device.compute(), x, s.m * s.k);
+    fill_random(device.compute(), w, s.n * s.k);
     const std::function<void()> directions[] = {
         [&] {
           kernels.linear_forward(y, x, w, {nullptr, dtype}, s.m, s.n, s.k);
@@ -47,15 +62,8 @@ double measure_gemm_rate(KernelSet& kernels, DType dtype, std::span<const GemmSh
         [&] { kernels.linear_backward_input(x, y, w, s.m, s.n, s.k, false); },
         [&] { kernels.linear_backward_weight(dw, y, x, s.m, s.n, s.k); }};
     for (const auto& run : directions) {
-      run();
-      device.compute().synchronise();
       std::vector<double> times;
-      for (const double begin = now(); times.size() < 3 || now() - begin < share;) {
-        const double start = now();
-        run();
-        device.compute().synchronise();
-        times.push_back(now() - start);
-      }
+      time_calls(device.compute(), run, share, 3, times);
       std::nth_element(times.begin(), times.begin() + static_cast<int64_t>(times.size() / 2), times.end());
       best = std::max(
           best, 2.0 * static_cast<double>(s.m * s.n) * static_cast<double>(s.k) / times[times.size() / 2]);

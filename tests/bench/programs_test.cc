@@ -5,9 +5,11 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <set>
 
 #include "base/error.h"
+#include "device/cuda/cuda_device.h"
 #include "support/kernel_bench.h"
 
 namespace trainer {
@@ -56,14 +58,28 @@ INSTANTIATE_TEST_SUITE_P(Of, EveryProgram,
                                            "gemm", "attention", "simulate"),
                          [](const auto& info) { return info.param; });
 
-class KernelPrograms : public ::testing::TestWithParam<std::string> {};
+// Program and backend. On "simt" every kernel and copy is one that a GPU would be given, in memory that
+// faults when the host touches it.
+class KernelPrograms : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {
+ public:
+  static std::vector<std::string> backends() {
+    std::vector<std::string> names = {"host", "simt"};
+    if (cuda_device_count() > 0) names.push_back("cuda");
+    return names;
+  }
+};
 
 TEST_P(KernelPrograms, ReportCheckedRatesBesideTheirCeilings) {
-  const Json report = quick_report(GetParam() + " --threads 1");
-  EXPECT_EQ(report["benchmark"], GetParam());
-  EXPECT_EQ(report["backend"], "host");
-  EXPECT_THAT(report["command"].get<std::string>(),
-              StartsWith(GetParam() + " --backend host --threads 1 --quick"));
+  const auto& [program, backend] = GetParam();
+  const bool host = backend == "host";
+  const std::string words = program + " --backend " + backend + (host ? " --threads 1" : "");
+  const Json report = quick_report(words);
+  EXPECT_EQ(report["benchmark"], program);
+  EXPECT_EQ(report["backend"], backend);
+  EXPECT_EQ(report["device"].get<std::string>().starts_with("host"), host);
+  EXPECT_EQ(report.contains("simulated"), backend == "simt");
+  EXPECT_EQ(report["machine"].get<std::string>().ends_with("times mean nothing"), backend == "simt");
+  EXPECT_THAT(report["command"].get<std::string>(), StartsWith(words + " --quick"));
   std::set<std::string> cases, dtypes;
   for (const Json& row : report["rows"]) {
     const std::string what = row.dump();
@@ -83,15 +99,18 @@ TEST_P(KernelPrograms, ReportCheckedRatesBesideTheirCeilings) {
     EXPECT_GT(reached, 0) << what;
     EXPECT_TRUE(std::isfinite(ceiling)) << what;
     EXPECT_NEAR(row["ratio"].get<double>(), reached / ceiling, 1e-9 * reached / ceiling) << what;
-    EXPECT_EQ(row.contains("peer"), GetParam() == "gemm") << what;
+    EXPECT_EQ(row.contains("peer"), program == "gemm" && backend != "simt") << what;
   }
   EXPECT_EQ(dtypes, (std::set<std::string>{"fp32", "bf16"}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, KernelPrograms,
-                         ::testing::Values("norm", "rope", "activation", "classifier", "optimizer", "copy",
-                                           "gemm", "attention"),
-                         [](const auto& info) { return info.param; });
+                         ::testing::Combine(::testing::Values("norm", "rope", "activation", "classifier",
+                                                              "optimizer", "copy", "gemm", "attention"),
+                                            ::testing::ValuesIn(KernelPrograms::backends())),
+                         [](const auto& info) {
+                           return std::get<0>(info.param) + "_" + std::get<1>(info.param);
+                         });
 
 TEST(BenchPrograms, CountCyclesOnTheSimulatedCluster) {
   for (const std::string name : {"gemm", "attention"}) {
@@ -111,7 +130,8 @@ TEST(BenchPrograms, SimulateCountsTasks) {
 
 TEST(BenchPrograms, RefuseWhatABackendDoesNotHave) {
   for (const auto& [words, message] : std::vector<std::pair<std::string, std::string>>{
-           {"norm --backend dsp", "norm: error: --backend: expected one of host, found 'dsp'"},
+           {"norm --backend dsp", "norm: error: --backend: expected one of host, cuda, simt, found 'dsp'"},
+           {"copy --backend simt --threads 2", "copy: error: unknown argument '--threads'"},
            {"gemm --backend dsp --tokens 3", "gemm: error: unknown argument '--tokens'"},
            {"gemm --m 3", "gemm: error: --n is missing"},
            {"rope --model gpt2-124m", "rope: error: --model gpt2-124m: it has no rotary positions"},
@@ -123,10 +143,40 @@ TEST(BenchPrograms, RefuseWhatABackendDoesNotHave) {
   }
 }
 
+// A rank that trains on memory that the host cannot touch, with the kernels of a GPU.
+TEST(BenchPrograms, TrainingStepsOnEveryBackend) {
+  for (const std::string& backend : KernelPrograms::backends()) {
+    const std::string words = "train_step --backend " + backend + " --model " + CONFIGS_FOLDER +
+                              "/simulated-dsp.json --sequence 32 --sequences-per-step 2";
+    const Outcome outcome = outcome_of(words + " --json", false);
+    ASSERT_EQ(outcome.code, 0) << words;
+    const Json report = parse_json(outcome.output, words);
+    EXPECT_EQ(report["command"], words);
+    EXPECT_EQ(report["backend"], backend);
+    EXPECT_EQ(report["device"].get<std::string>().starts_with("host"), backend == "host");
+    EXPECT_EQ(report.contains("peak_memory_bytes"), backend == "host");
+    EXPECT_EQ(report.contains("simulated"), backend == "simt");
+    EXPECT_GT(report["tokens_per_second"].get<double>(), 0);
+    EXPECT_GT(report["predicted_memory_bytes"].get<int64_t>(), 100'000);
+    EXPECT_GT(report["gemm_flops_per_second"].get<double>(), 0);
+  }
+}
+
+TEST(BenchPrograms, SayWhyThereIsNoCudaDevice) {
+  if (cuda_device_count() > 0) GTEST_SKIP() << "there is one";
+  for (const std::string name : {"norm", "gemm", "attention", "train_step --model llama-110m"}) {
+    const Outcome refused = outcome_of(name + " --backend cuda", true);
+    EXPECT_EQ(refused.code, 2) << name;
+    EXPECT_THAT(refused.output, HasSubstr("error: --backend cuda: " + why_no_cuda_device() + "; start on"));
+  }
+}
+
 // A program whose kernels are wrong says so instead of how fast they are.
-TEST(KernelBenchCheck, RefusesResultsThatDiffer) {
-  KernelBench bench("copy", "host", {"--quick"}, {});
-  const Values want(DType::kBF16, 10, 1), got = want.copy();
+class KernelBenchCheck : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(KernelBenchCheck, RefusesResultsThatDiffer) {
+  KernelBench bench("copy", GetParam(), {"--quick"}, {});
+  const Values want(host_device(), DType::kBF16, 10, 1), got(bench.device(), DType::kBF16, 10, 1);
   const auto add = [&] {
     bench.add(tiny_models().front(),
               {.operation = "copy",
@@ -137,7 +187,8 @@ TEST(KernelBenchCheck, RefusesResultsThatDiffer) {
   };
   add();
   EXPECT_EQ(bench.report().json["rows"].size(), 1);
-  static_cast<uint16_t*>(got.ref().data)[7] ^= 0x4000;
+  change_on_host(bench.device().compute(), static_cast<uint16_t*>(got.ref().data), 10,
+                 [](std::span<uint16_t> values) { values[7] ^= 0x4000; });
   try {
     add();
     FAIL() << "a wrong result was timed";
@@ -147,8 +198,20 @@ TEST(KernelBenchCheck, RefusesResultsThatDiffer) {
   }
 }
 
+INSTANTIATE_TEST_SUITE_P(On, KernelBenchCheck, ::testing::Values("host", "simt"),
+                         [](const auto& info) { return info.param; });
+
+TEST(Values, AreTheSameOnEveryDevice) {
+  KernelBench bench("copy", "simt", {"--quick"}, {});
+  const Values here(host_device(), DType::kF32, 100, 3, 2), there(bench.device(), DType::kF32, 100, 3, 2);
+  EXPECT_EQ(here.on_host().f32(), here.f32()) << "no copy";
+  const Values back = there.on_host();
+  EXPECT_NE(back.f32(), there.f32());
+  EXPECT_EQ(std::memcmp(back.f32(), here.f32(), 100 * sizeof(float)), 0);
+}
+
 TEST(LargestDifference, IsRelativeAndSeesEveryRow) {
-  const Values want(DType::kF32, 12, 1), got = want.copy();
+  const Values want(host_device(), DType::kF32, 12, 1), got(host_device(), DType::kF32, 12, 1);
   EXPECT_EQ(largest_difference(all_of(want), all_of(got)), 0);
   const Rows rows{want.ref(), 3, 2, 4}, changed{got.ref(), 3, 2, 4};
   got.f32()[2] = 100;  // between the rows

@@ -66,18 +66,17 @@ class DnnlProduct {
 
 struct ProductOperands {
   GemmShape s;
-  Values x, w, y;   // [m, k], [n, k], [m, n]
-  Values dx;        // [m, k]
-  Values dw, peer;  // [n, k]; large enough for any result of the peer
+  Values x, w, y;  // [m, k], [n, k], [m, n]
+  Values dx;       // [m, k]
+  Values dw;       // [n, k]
 
-  ProductOperands(DType dtype, const GemmShape& s)
+  ProductOperands(Device& device, DType dtype, const GemmShape& s)
       : s(s),
-        x(dtype, s.m * s.k, 1),
-        w(dtype, s.n * s.k, 2),
-        y(dtype, s.m * s.n, 3),
-        dx(dtype, s.m * s.k),
-        dw(DType::kF32, s.n * s.k),
-        peer(DType::kF32, std::max({s.m * s.n, s.m * s.k, s.n * s.k})) {}
+        x(device, dtype, s.m * s.k, 1),
+        w(device, dtype, s.n * s.k, 2),
+        y(device, dtype, s.m * s.n, 3),
+        dx(device, dtype, s.m * s.k),
+        dw(device, DType::kF32, s.n * s.k) {}
 };
 
 void run_product(KernelSet& kernels, Direction direction, const ProductOperands& o) {
@@ -96,79 +95,79 @@ void check_product(KernelBench& bench, Direction direction, const ProductOperand
   const auto& [m, n, k] = o.s;
   const DType dtype = o.x.dtype();
   const AllowedError allowed{5e-5};
+  const Values x = o.x.on_host(), w = o.w.on_host(), y = o.y.on_host();
   if (direction == Direction::kForward) {
     const int64_t rows = std::min(m, kCheckedRows);
-    const Values want(dtype, rows * n);
-    bench.reference().linear_forward(want.ref(), o.x.ref(), o.w.ref(), {}, rows, n, k);
+    const Values want(host_device(), dtype, rows * n);
+    bench.reference().linear_forward(want.ref(), x.ref(), w.ref(), {}, rows, n, k);
     bench.compare("y", all_of(want), {o.y.ref(), 1, rows * n, rows * n}, allowed);
   } else if (direction == Direction::kBackwardInput) {
     const int64_t rows = std::min(m, kCheckedRows);
-    const Values want(dtype, rows * k);
-    bench.reference().linear_backward_input(want.ref(), o.y.ref(), o.w.ref(), rows, n, k, false);
+    const Values want(host_device(), dtype, rows * k);
+    bench.reference().linear_backward_input(want.ref(), y.ref(), w.ref(), rows, n, k, false);
     bench.compare("dx", all_of(want), {o.dx.ref(), 1, rows * k, rows * k}, allowed);
   } else {
     const int64_t rows = std::min(n, kCheckedRows);
-    const Values want(DType::kF32, rows * k), dy(dtype, m * rows);
-    bench.reference().convert_rows(dy.ref(), rows, o.y.ref(), n, m, rows);
-    bench.reference().linear_backward_weight(want.f32(), dy.ref(), o.x.ref(), m, rows, k);
+    const Values want(host_device(), DType::kF32, rows * k), dy(host_device(), dtype, m * rows);
+    bench.reference().convert_rows(dy.ref(), rows, y.ref(), n, m, rows);
+    bench.reference().linear_backward_weight(want.f32(), dy.ref(), x.ref(), m, rows, k);
     bench.compare("dw", all_of(want), {o.dw.ref(), 1, rows * k, rows * k}, allowed);
   }
 }
 
-DnnlProduct peer_of(Direction direction, const ProductOperands& o, int threads) {
+// `result`: large enough for any of them.
+DnnlProduct dnnl_product(Direction direction, const ProductOperands& o, float* result, int threads) {
   const auto& [m, n, k] = o.s;
   const DType dtype = o.x.dtype();
+  void *x = o.x.ref().data, *w = o.w.ref().data, *y = o.y.ref().data;
   if (direction == Direction::kForward)
-    return {{o.x.ref().data, dtype, k, 1},
-            {o.w.ref().data, dtype, 1, k},
-            {o.peer.f32(), dtype, n, 1},
-            m,
-            k,
-            n,
-            threads};
+    return {{x, dtype, k, 1}, {w, dtype, 1, k}, {result, dtype, n, 1}, m, k, n, threads};
   if (direction == Direction::kBackwardInput)
-    return {{o.y.ref().data, dtype, n, 1},
-            {o.w.ref().data, dtype, k, 1},
-            {o.peer.f32(), dtype, k, 1},
-            m,
-            n,
-            k,
-            threads};
-  return {{o.y.ref().data, dtype, 1, n},
-          {o.x.ref().data, dtype, k, 1},
-          {o.peer.f32(), DType::kF32, k, 1},
-          n,
-          m,
-          k,
-          threads};
+    return {{y, dtype, n, 1}, {w, dtype, k, 1}, {result, dtype, k, 1}, m, n, k, threads};
+  return {{y, dtype, 1, n}, {x, dtype, k, 1}, {result, DType::kF32, k, 1}, n, m, k, threads};
+}
+
+// What the backend's library does with the same operands, or oneDNN on the host.
+void set_peer(KernelCase& c, KernelBench& bench, KernelSet& library, Direction direction,
+              const ProductOperands& o) {
+  if (bench.backend().own_products) {
+    c.peer_name = bench.backend().library;
+    c.peer = [&, direction] { run_product(library, direction, o); };
+  } else if (bench.backend().name == "host") {
+    c.peer_name = "oneDNN";
+    const auto& [m, n, k] = o.s;
+    const Values result(bench.device(), DType::kF32, std::max({m * n, m * k, n * k}));
+    c.peer = [result, product = dnnl_product(direction, o, result.f32(), bench.threads())]() mutable {
+      product.run();
+    };
+  }
 }
 
 void measure_product(KernelBench& bench, const NamedModel& model, DType dtype, const GemmShape& s) {
-  KernelSet& kernels =
+  KernelSet& training =
       bench.kernels({.dtype = dtype, .tokens = s.m, .widest_row = std::max(s.n, s.k), .hidden = s.k});
+  KernelSet& kernels = bench.backend().own_products ? *bench.backend().own_products : training;
   for (const Direction direction :
        {Direction::kForward, Direction::kBackwardInput, Direction::kBackwardWeight}) {
-    const ProductOperands operands(dtype, s);
-    DnnlProduct peer = peer_of(direction, operands, bench.threads());
+    const ProductOperands operands(bench.device(), dtype, s);
     KernelCase c{.operation = direction == Direction::kForward         ? "forward"
                               : direction == Direction::kBackwardInput ? "backward, input"
                                                                        : "backward, weight",
                  .dtype = dtype,
                  .shape = {{"m", s.m}, {"n", s.n}, {"k", s.k}},
                  .ceiling = Ceiling::kMatrixProducts,
-                 .work = 2.0 * static_cast<double>(s.m * s.n) * static_cast<double>(s.k),
-                 .peer_name = "oneDNN"};
+                 .work = 2.0 * static_cast<double>(s.m * s.n) * static_cast<double>(s.k)};
     c.run = [&] { run_product(kernels, direction, operands); };
     c.check = [&] { check_product(bench, direction, operands); };
-    c.peer = [&] { peer.run(); };
+    set_peer(c, bench, training, direction, operands);
     bench.add(model, c);
   }
 }
 
 }  // namespace
 
-Report gemm_on_host(const Words& words) {
-  KernelBench bench("gemm", "host", words, {"--m", "--k", "--n"});
+Report gemm_on_kernels(const std::string& backend, const Words& words) {
+  KernelBench bench("gemm", backend, words, {"--m", "--k", "--n"});
   const Options& options = bench.options();
   const auto length = [&](const char* name) {
     options.required(name);
