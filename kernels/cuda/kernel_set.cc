@@ -70,9 +70,9 @@ class DeviceKernels::Scratch {
 DeviceKernels::DeviceKernels(std::unique_ptr<Products> products, Stream stream, int64_t chunk_tokens)
     : products_(std::move(products)), stream_(stream), chunk_tokens_(chunk_tokens) {}
 
-int64_t DeviceKernels::chunk_tokens(int64_t vocabulary) const {
+int64_t DeviceKernels::chunk_tokens(int64_t largest_part) const {
   if (chunk_tokens_ > 0) return chunk_tokens_;
-  return std::clamp<int64_t>(kMostLogitBytes / (vocabulary * 4), kLeastChunkTokens, kMostChunkTokens);
+  return std::clamp<int64_t>(kMostLogitBytes / (largest_part * 4), kLeastChunkTokens, kMostChunkTokens);
 }
 
 std::string DeviceKernels::name() const {
@@ -99,6 +99,8 @@ size_t DeviceKernels::workspace_bytes(const WorkspaceShape& shape) const {
     classifier = aligned(sizeof(ClassifierSums)) + aligned(static_cast<size_t>(tokens) * sizeof(double)) +
                  aligned(logits * sizeof(float)) +
                  (shape.dtype == DType::kF32 ? 0 : aligned(logits * size_of(shape.dtype))) + products;
+    if (shape.tensor_ranks > 1)
+      classifier += aligned(static_cast<size_t>(tokens * shape.tensor_ranks) * sizeof(SoftmaxPart));
   }
   return std::max({products, sums, attention, classifier});
 }
@@ -215,17 +217,12 @@ void DeviceKernels::attention_backward(Ref dq, float* dk, float* dv, ConstRef do
 }
 
 ClassifierResult DeviceKernels::classifier(const Classifier& a) {
-  if (a.part.group)
-    input_error(
-        "the classifier's words are cut over {} ranks, which device kernels do not exchange sums with: set "
-        "key "
-        "'parallel.tensor_parallel_size' to 1 or key 'device.kind' to \"host\"",
-        a.part.group->size());
   if (a.tokens == 0) return {};
   const DType type = a.weight.dtype;
   require(a.x.dtype == type && (!a.dx || a.dx.dtype == type),
           "classifier: its tensors have several element types");
-  const int64_t most_tokens = chunk_tokens(a.vocabulary), chunks = (a.tokens + most_tokens - 1) / most_tokens;
+  const int64_t most_tokens = chunk_tokens(a.largest_part()),
+                chunks = (a.tokens + most_tokens - 1) / most_tokens;
   const int64_t most = (a.tokens + chunks - 1) / chunks;
   Scratch scratch(workspace_, "classifier");
   auto* const sums = scratch.take<ClassifierSums>(1);
@@ -235,14 +232,24 @@ ClassifierResult DeviceKernels::classifier(const Classifier& a) {
   Ref slopes;
   if (a.dx)
     slopes = type == DType::kF32 ? ref(logits) : Ref{scratch.take<uint16_t>(most * a.vocabulary), type};
+  const int ranks = a.part.group ? a.part.group->size() : 1;
+  auto* const parts = a.part.group ? scratch.take<SoftmaxPart>(ranks * most) : nullptr;
   const ClassifierSums none;
   copy(sums, &none, sizeof none, stream_);
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t begin = a.tokens * chunk / chunks, count = a.tokens * (chunk + 1) / chunks - begin;
     const ConstRef x = a.x.at(begin * a.hidden);
     products_->nt(ref(logits), x, a.weight, {}, count, a.vocabulary, a.hidden, scratch.rest(), stream_);
-    softmax_slopes(losses, slopes, logits, a.labels + begin, count, a.vocabulary, stream_);
-    add_losses(sums, a.token_losses, losses, a.labels + begin, begin, count, a.vocabulary, stream_);
+    const int32_t* const labels = a.labels + begin;
+    if (a.part.group) {
+      const OwnWords own{a.part.first, a.vocabulary, a.part.words};
+      softmax_parts(parts + a.part.group->rank() * count, logits, labels, count, own, stream_);
+      a.part.group->all_gather(parts, static_cast<size_t>(count) * sizeof(SoftmaxPart));
+      softmax_slopes_of_parts(losses, slopes, logits, labels, count, own, parts, ranks, stream_);
+    } else {
+      softmax_slopes(losses, slopes, logits, labels, count, a.vocabulary, stream_);
+    }
+    add_losses(sums, a.token_losses, losses, labels, begin, count, a.words(), stream_);
     if (!a.dx) continue;
     products_->nn(a.dx.at(begin * a.hidden), slopes, a.weight, count, a.vocabulary, a.hidden, false,
                   scratch.rest(), stream_);
@@ -256,7 +263,7 @@ ClassifierResult DeviceKernels::classifier(const Classifier& a) {
     int32_t label = 0;
     copy(&label, a.labels + all.wrong_token, sizeof label, stream_);
     wait(stream_);
-    refuse_label(label, all.wrong_token, a.vocabulary);
+    refuse_label(label, all.wrong_token, a.words());
   }
   return {all.loss_sum, all.valid_tokens};
 }

@@ -62,7 +62,7 @@ class DeviceKernels : public KernelSet {
                          const AttentionShape& s) override;
   void attention_backward(Ref dq, float* dk, float* dv, ConstRef dout, ConstRef out, const float* log_sum_exp,
                           ConstRef q, ConstRef k, ConstRef v, const AttentionShape& s) override;
-  // A vocabulary that is cut over ranks is an InputError: groups exchange memory of the host.
+  // A group that shares the vocabulary exchanges memory of the device, in order with the stream.
   ClassifierResult classifier(const Classifier& a) override;
   void adamw(const AdamW& a) override;
   void block_squares(double* squares, const float* x, int64_t count) override;
@@ -74,7 +74,7 @@ class DeviceKernels : public KernelSet {
 
  private:
   class Scratch;
-  int64_t chunk_tokens(int64_t vocabulary) const;
+  int64_t chunk_tokens(int64_t largest_part) const;
   const int32_t* first_of_documents(Scratch& scratch, const AttentionShape& s);
 
   std::unique_ptr<Products> products_;

@@ -87,6 +87,7 @@ struct RopeArguments {
 struct VocabularyPart {
   TensorGroup* group = nullptr;             // null: the weight holds all words
   int64_t first = 0, words = 0;
+  int64_t most = 0;                         // words of the largest part: it decides on chunks, alike on all ranks
 };
 
 struct Classifier {
@@ -99,6 +100,9 @@ struct Classifier {
   float* dweight;                           // [vocabulary, hidden], +=; null with dx given: frozen
   float* token_losses;                      // [tokens], written, 0 where ignored; may be null
   VocabularyPart part = {};
+
+  int64_t words() const { return part.group ? part.words : vocabulary; }
+  int64_t largest_part() const { return part.group ? part.most : vocabulary; }
 };
 struct ClassifierResult {
   double loss_sum = 0;                      // over valid tokens, summed in token order in double
