@@ -1,4 +1,5 @@
-// The kernels of CUDA devices: products by cuBLASLt where it has an algorithm for them, else by tiles.
+// The kernels of CUDA devices: products by cuBLASLt where it has an algorithm for them, else by tiles;
+// attention by cuDNN where it serves, else by blocks.
 #if defined(TRAINER_CUDA)
 
 #include "ops/cuda_kernels.h"
@@ -7,6 +8,7 @@
 #include <utility>
 
 #include "cuda/cublaslt_gemm.h"
+#include "cuda/cudnn_attention.h"
 #include "cuda/kernel_set.h"
 
 namespace trainer {
@@ -43,6 +45,7 @@ class CublasLtProducts final : public cuda::Products {
 
 std::unique_ptr<KernelSet> make_cuda_kernels(void* stream) {
   return std::make_unique<cuda::DeviceKernels>(std::make_unique<CublasLtProducts>(),
+                                               cuda::make_cudnn_attention(cuda::make_block_attention()),
                                                static_cast<cuda::Stream>(stream));
 }
 

@@ -39,9 +39,27 @@ class TileProducts final : public Products {
   }
 };
 
+class BlockAttention final : public Attention {
+ public:
+  std::string name() const override { return "blocks"; }
+  size_t workspace_bytes(const WorkspaceShape& shape) const override {
+    return static_cast<size_t>(shape.tokens * std::max<int64_t>(1, shape.heads)) * sizeof(float);
+  }
+  void forward(Ref out, float* log_sum_exp, ConstRef q, ConstRef k, ConstRef v, const AttentionShape& s,
+               const int32_t* document_first, std::span<std::byte>, Stream stream) override {
+    attention_forward(out, log_sum_exp, q, k, v, s, document_first, stream);
+  }
+  void backward(Ref dq, float* dk, float* dv, ConstRef dout, ConstRef out, const float* log_sum_exp,
+                ConstRef q, ConstRef k, ConstRef v, const AttentionShape& s, const int32_t* document_first,
+                std::span<std::byte> workspace, Stream stream) override {
+    attention_backward(dq, dk, dv, dout, out, log_sum_exp, q, k, v, s, document_first, workspace, stream);
+  }
+};
+
 }  // namespace
 
 std::unique_ptr<Products> make_tile_products() { return std::make_unique<TileProducts>(); }
+std::unique_ptr<Attention> make_block_attention() { return std::make_unique<BlockAttention>(); }
 
 // Spans of the workspace, one after the other. A broken invariant, naming the operation, if too little was
 // granted.
@@ -67,8 +85,12 @@ class DeviceKernels::Scratch {
   const char* operation_;
 };
 
-DeviceKernels::DeviceKernels(std::unique_ptr<Products> products, Stream stream, int64_t chunk_tokens)
-    : products_(std::move(products)), stream_(stream), chunk_tokens_(chunk_tokens) {}
+DeviceKernels::DeviceKernels(std::unique_ptr<Products> products, std::unique_ptr<Attention> attention,
+                             Stream stream, int64_t chunk_tokens)
+    : products_(std::move(products)),
+      attention_(std::move(attention)),
+      stream_(stream),
+      chunk_tokens_(chunk_tokens) {}
 
 int64_t DeviceKernels::chunk_tokens(int64_t largest_part) const {
   if (chunk_tokens_ > 0) return chunk_tokens_;
@@ -77,7 +99,7 @@ int64_t DeviceKernels::chunk_tokens(int64_t largest_part) const {
 
 std::string DeviceKernels::name() const {
 #if defined(TRAINER_CUDA)
-  return "cuda, products by " + products_->name();
+  return "cuda, products by " + products_->name() + ", attention by " + attention_->name();
 #else
   return "device kernels on the host, products by " + products_->name();
 #endif
@@ -91,7 +113,7 @@ size_t DeviceKernels::workspace_bytes(const WorkspaceShape& shape) const {
                                 norm_backward_workspace(shape.tokens * heads, shape.head_dim),
                                 bias_backward_workspace(shape.tokens, shape.widest_row)});
   const size_t documents = aligned(static_cast<size_t>(positions) * sizeof(int32_t));
-  const size_t attention = 2 * documents + static_cast<size_t>(shape.tokens * heads) * sizeof(float);
+  const size_t attention = 2 * documents + attention_->workspace_bytes(shape);
   size_t classifier = 0;
   if (shape.vocabulary > 0) {
     const int64_t tokens = std::min(shape.tokens, chunk_tokens(shape.vocabulary));
@@ -203,7 +225,7 @@ void DeviceKernels::attention_forward(Ref out, float* log_sum_exp, ConstRef q, C
                                       const AttentionShape& s) {
   Scratch scratch(workspace_, "attention_forward");
   const int32_t* const first = first_of_documents(scratch, s);
-  TRAINER_DEVICE_NAMESPACE::attention_forward(out, log_sum_exp, q, k, v, s, first, stream_);
+  attention_->forward(out, log_sum_exp, q, k, v, s, first, scratch.rest(), stream_);
 }
 
 void DeviceKernels::attention_backward(Ref dq, float* dk, float* dv, ConstRef dout, ConstRef out,
@@ -211,9 +233,7 @@ void DeviceKernels::attention_backward(Ref dq, float* dk, float* dv, ConstRef do
                                        const AttentionShape& s) {
   Scratch scratch(workspace_, "attention_backward");
   const int32_t* const first = first_of_documents(scratch, s);
-  const std::span<std::byte> rest = scratch.bytes(attention_backward_workspace(s));
-  TRAINER_DEVICE_NAMESPACE::attention_backward(dq, dk, dv, dout, out, log_sum_exp, q, k, v, s, first, rest,
-                                               stream_);
+  attention_->backward(dq, dk, dv, dout, out, log_sum_exp, q, k, v, s, first, scratch.rest(), stream_);
 }
 
 ClassifierResult DeviceKernels::classifier(const Classifier& a) {

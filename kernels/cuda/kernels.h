@@ -18,6 +18,7 @@ namespace trainer::TRAINER_DEVICE_NAMESPACE {
 // elementwise.cu
 void convert_rows(Ref to, int64_t to_stride, ConstRef from, int64_t from_stride, int64_t rows,
                   int64_t columns, Stream stream);
+// y and x may differ in type.
 void add(Ref y, ConstRef x, int64_t count, Stream stream);
 void swiglu_forward(Ref y, ConstRef gate_up, int64_t tokens, int64_t ffn, Stream stream);
 void swiglu_backward(Ref dgate_up, ConstRef dy, ConstRef gate_up, int64_t tokens, int64_t ffn, Stream stream);
