@@ -143,6 +143,34 @@ TEST(DeviceMemory, PinnedMemoryStopsGrowing) {
   EXPECT_LE(allocations_after(12), 2 * few);
 }
 
+// A task of a layer is in the queue while the one before it is still under way, and what that one left may
+// be sent before it is done.
+TEST(DeviceMemory, TasksStartBehindThoseUnderWay) {
+  const auto waits = [](GridPlan plan) {
+    std::vector<std::shared_ptr<GuardedDevice>> devices;
+    std::mutex mutex;
+    plan.backend = [&] {
+      const std::lock_guard lock(mutex);
+      return guarded_backend(devices.emplace_back(std::make_shared<GuardedDevice>()));
+    };
+    run_grid(plan);
+    std::vector<int64_t> counts;
+    for (const auto& device : devices) counts.push_back(device->waits_with_more_behind());
+    return counts;
+  };
+  GridPlan plan;
+  plan.steps = 2;
+  plan.passes = {};
+  // Of a micro-batch's forwards and backwards all but the first and the head's, which the host waits for.
+  const int64_t layers = plan.model.num_layers + 2, micro_batches = plan.micro_batches;
+  EXPECT_GE(waits(plan).front(), plan.steps * micro_batches * 2 * (layers - 2));
+  plan.stages = 2;
+  for (const int64_t count : waits(plan)) EXPECT_GT(count, 0);
+  plan.stages = 1;
+  plan.tensor_ranks = 2;
+  for (const int64_t count : waits(plan)) EXPECT_EQ(count, 0) << "these ranks meet inside layers";
+}
+
 // The kernels of devices, simulated, in whole training steps: near the host's, and with the same bits in one
 // stage as in two.
 void expect_device_kernels_train(GridPlan plan) {
