@@ -50,7 +50,8 @@ class AttentionBench {
         o_(bench.device(), dtype, tokens_, m_) {}
 
   void measure() {
-    KernelSet& kernels = bench_.kernels(dtype_, m_);
+    KernelSet& training = bench_.kernels(dtype_, m_);
+    KernelSet& kernels = bench_.backend().own ? *bench_.backend().own : training;
     const double pairs = static_cast<double>(tokens_) * static_cast<double>(tokens_ + 1) / 2;
     const double product = 2 * pairs * static_cast<double>(m_.q_width());  // FLOPs
     KernelCase c{.operation = "forward",
@@ -61,23 +62,30 @@ class AttentionBench {
                            {"head_dim", m_.head_dim}},
                  .ceiling = Ceiling::kMatrixProducts,
                  .work = 2 * product};
-    c.run = [&] {
-      kernels.attention_forward(o_.out.ref(), o_.log_sum_exp.f32(), o_.q.ref(), key(o_.qkv), value(o_.qkv),
-                                shape_);
-    };
+    // The library takes bf16 only.
+    const bool beside = bench_.backend().own && dtype_ == DType::kBF16;
+    if (beside) c.peer_name = "cuDNN";
+    c.run = [&] { forward(kernels); };
+    if (beside) c.peer = [&] { forward(training); };
     c.check = [&] { check_forward(); };
     bench_.add(model_, c);
     c.operation = "backward";
     c.work = 5 * product;
-    c.run = [&] {
-      kernels.attention_backward(o_.dq.ref(), o_.dk.f32(), o_.dv.f32(), o_.dout.ref(), o_.out.ref(),
-                                 o_.log_sum_exp.f32(), o_.q.ref(), key(o_.qkv), value(o_.qkv), shape_);
-    };
+    c.run = [&] { backward(kernels); };
+    if (beside) c.peer = [&] { backward(training); };
     c.check = [&] { check_backward(); };
     bench_.add(model_, c);
   }
 
  private:
+  void forward(KernelSet& kernels) {
+    kernels.attention_forward(o_.out.ref(), o_.log_sum_exp.f32(), o_.q.ref(), key(o_.qkv), value(o_.qkv),
+                              shape_);
+  }
+  void backward(KernelSet& kernels) {
+    kernels.attention_backward(o_.dq.ref(), o_.dk.f32(), o_.dv.f32(), o_.dout.ref(), o_.out.ref(),
+                               o_.log_sum_exp.f32(), o_.q.ref(), key(o_.qkv), value(o_.qkv), shape_);
+  }
   ConstRef key(const Values& qkv) const { return qkv.ref().at(m_.q_width()); }
   ConstRef value(const Values& qkv) const { return key(qkv).at(m_.kv_width()); }
 

@@ -130,8 +130,8 @@ DnnlProduct dnnl_product(Direction direction, const ProductOperands& o, float* r
 // What the backend's library does with the same operands, or oneDNN on the host.
 void set_peer(KernelCase& c, KernelBench& bench, KernelSet& library, Direction direction,
               const ProductOperands& o) {
-  if (bench.backend().own_products) {
-    c.peer_name = bench.backend().library;
+  if (bench.backend().own) {
+    c.peer_name = "cuBLASLt";
     c.peer = [&, direction] { run_product(library, direction, o); };
   } else if (bench.backend().name == "host") {
     c.peer_name = "oneDNN";
@@ -146,7 +146,7 @@ void set_peer(KernelCase& c, KernelBench& bench, KernelSet& library, Direction d
 void measure_product(KernelBench& bench, const NamedModel& model, DType dtype, const GemmShape& s) {
   KernelSet& training =
       bench.kernels({.dtype = dtype, .tokens = s.m, .widest_row = std::max(s.n, s.k), .hidden = s.k});
-  KernelSet& kernels = bench.backend().own_products ? *bench.backend().own_products : training;
+  KernelSet& kernels = bench.backend().own ? *bench.backend().own : training;
   for (const Direction direction :
        {Direction::kForward, Direction::kBackwardInput, Direction::kBackwardWeight}) {
     const ProductOperands operands(bench.device(), dtype, s);

@@ -34,8 +34,7 @@ BenchBackend cuda_backend() {
   void* stream = cuda_stream(backend.device->compute());
   backend.kernels = make_cuda_kernels(stream);
   backend.ceiling_kernels = make_cuda_kernels(stream);
-  backend.own_products = make_cuda_kernels(stream, CudaProducts::kTiles);
-  backend.library = "cuBLASLt";
+  backend.own = make_cuda_kernels(stream, CudaLibraries::kNone);
   backend.tensor_cores = true;
   return backend;
 }

@@ -23,9 +23,8 @@ struct BenchBackend {
   // Kernels of the device's compute queue.
   std::unique_ptr<KernelSet> kernels;
   std::unique_ptr<KernelSet> ceiling_kernels;  // the same, with a workspace of their own
-  // Where `kernels` leave matrix products to a library: the same with our own products; else null.
-  std::unique_ptr<KernelSet> own_products;
-  std::string library;
+  // Where `kernels` leave matrix products to cuBLASLt and attention to cuDNN: without them; else null.
+  std::unique_ptr<KernelSet> own;
 };
 
 // `threads`: of "host". Throws InputError where this build or this machine has no such device.

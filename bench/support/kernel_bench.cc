@@ -133,7 +133,7 @@ KernelBench::KernelBench(const char* name, const std::string& backend, const Wor
       reference_(make_reference_kernels()) {}
 
 KernelSet& KernelBench::kernels(const WorkspaceShape& shape) {
-  KernelSet* const own = backend_.own_products.get();
+  KernelSet* const own = backend_.own.get();
   size_t bytes = backend_.kernels->workspace_bytes(shape);
   if (own) bytes = std::max(bytes, own->workspace_bytes(shape));
   if (!workspace_ || bytes > workspace_->bytes().size()) workspace_ = device().allocate(bytes);

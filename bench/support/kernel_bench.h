@@ -58,7 +58,7 @@ class KernelBench {
   // Works on host memory.
   KernelSet& reference() { return *reference_; }
 
-  // The kernels, with a workspace for calls within `shape`, which `backend().own_products` is granted, too.
+  // The kernels, with a workspace for calls within `shape`, which `backend().own` is granted, too.
   KernelSet& kernels(const WorkspaceShape& shape);
   // The same for a model's block; `vocabulary`: for its classifier, too.
   KernelSet& kernels(DType dtype, const ModelConfig& model, bool vocabulary = false);

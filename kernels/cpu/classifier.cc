@@ -8,6 +8,7 @@
 #include "cpu/gemm_state.h"
 #include "cpu/parallel.h"
 #include "ops/classifier_chunk.h"
+#include "ops/softmax_part.h"
 #include "ops/wrong_label.h"
 
 namespace trainer {
@@ -17,13 +18,8 @@ size_t logit_floats(int64_t tokens, int64_t vocabulary) {
   return static_cast<size_t>(tokens * vocabulary + 15) / 16 * 16;
 }
 
-// What one rank knows of a token's softmax from its own words.
-struct SoftmaxPart {
-  double largest, total, target;  // logit; sum of exp(logit - largest); the label's logit, 0 if elsewhere
-};
-
 void check_labels(const Classifier& a) {
-  const int64_t words = a.part.group ? a.part.words : a.vocabulary;
+  const int64_t words = a.words();
   for (int64_t t = 0; t < a.tokens; ++t) {
     if (a.labels[t] == kIgnoredLabel || (a.labels[t] >= 0 && a.labels[t] < words)) continue;
     refuse_label(a.labels[t], t, words);
@@ -65,7 +61,7 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
   ClassifierResult result;
   if (a.tokens == 0) return result;
   const TileTable& tiles = gemm_->tiles;
-  const int64_t chunk_tokens = classifier_chunk_tokens(a.vocabulary);
+  const int64_t chunk_tokens = classifier_chunk_tokens(a.largest_part());
   const int64_t chunks = (a.tokens + chunk_tokens - 1) / chunk_tokens;
   const int64_t most = (a.tokens + chunks - 1) / chunks;
   const size_t floats = logit_floats(most, a.vocabulary);
@@ -84,7 +80,8 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
     const int64_t begin = a.tokens * chunk / chunks, count = a.tokens * (chunk + 1) / chunks - begin;
     const int32_t* labels = a.labels + begin;
     const ConstRef x = a.x.at(begin * a.hidden);
-    const bool any = std::any_of(labels, labels + count, [](int32_t label) { return label != kIgnoredLabel; });
+    const bool any =
+        std::any_of(labels, labels + count, [](int32_t label) { return label != kIgnoredLabel; });
     double losses[kMostClassifierTokens] = {};
     if (any) {
       gemm_->run({.c = ref(logits),

@@ -1,4 +1,5 @@
-// The kernels of CUDA devices: products by cuBLASLt where it has an algorithm for them, or by tiles.
+// The kernels of CUDA devices: products by cuBLASLt where it has an algorithm for them, else by tiles;
+// attention by cuDNN where it serves, else by blocks.
 #if defined(TRAINER_CUDA)
 
 #include "ops/cuda_kernels.h"
@@ -7,6 +8,7 @@
 #include <utility>
 
 #include "cuda/cublaslt_gemm.h"
+#include "cuda/cudnn_attention.h"
 #include "cuda/kernel_set.h"
 
 namespace trainer {
@@ -14,6 +16,7 @@ namespace {
 
 class CublasLtProducts final : public cuda::Products {
  public:
+  explicit CublasLtProducts(std::unique_ptr<cuda::Products> tiles) : tiles_(std::move(tiles)) {}
   std::string name() const override { return "cuBLASLt"; }
   size_t workspace_bytes(const WorkspaceShape& shape) const override {
     return std::max(cuda::CublasLtGemm::kWorkspaceBytes, tiles_->workspace_bytes(shape));
@@ -36,18 +39,20 @@ class CublasLtProducts final : public cuda::Products {
 
  private:
   cuda::CublasLtGemm library_;
-  const std::unique_ptr<cuda::Products> tiles_ = cuda::make_tile_products();
+  const std::unique_ptr<cuda::Products> tiles_;
 };
 
 }  // namespace
 
-std::unique_ptr<KernelSet> make_cuda_kernels(void* stream, CudaProducts products) {
-  std::unique_ptr<cuda::Products> chosen;
-  if (products == CudaProducts::kLibrary)
-    chosen = std::make_unique<CublasLtProducts>();
-  else
-    chosen = cuda::make_tile_products();
-  return std::make_unique<cuda::DeviceKernels>(std::move(chosen), static_cast<cuda::Stream>(stream));
+std::unique_ptr<KernelSet> make_cuda_kernels(void* stream, CudaLibraries libraries) {
+  std::unique_ptr<cuda::Products> products = cuda::make_tile_products();
+  std::unique_ptr<cuda::Attention> attention = cuda::make_block_attention();
+  if (libraries == CudaLibraries::kUsed) {
+    products = std::make_unique<CublasLtProducts>(std::move(products));
+    attention = cuda::make_cudnn_attention(std::move(attention));
+  }
+  return std::make_unique<cuda::DeviceKernels>(std::move(products), std::move(attention),
+                                               static_cast<cuda::Stream>(stream));
 }
 
 }  // namespace trainer

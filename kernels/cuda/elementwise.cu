@@ -17,8 +17,8 @@ __global__ void __launch_bounds__(kPlainBlock)
   store_run(to + row * to_stride + column, values, columns - column, vectors);
 }
 
-template <class T>
-__global__ void __launch_bounds__(kPlainBlock) add_kernel(T* y, const T* x, int64_t count, bool vectors) {
+template <class To, class From>
+__global__ void __launch_bounds__(kPlainBlock) add_kernel(To* y, const From* x, int64_t count, bool vectors) {
   const int64_t first = thread_of_grid() * kRun;
   if (first >= count) return;
   float sums[kRun], others[kRun];
@@ -162,9 +162,11 @@ void convert_rows(Ref to, int64_t to_stride, ConstRef from, int64_t from_stride,
 }
 
 void add(Ref y, ConstRef x, int64_t count, Stream stream) {
-  with_element(y.dtype, [&]<class T>(T) {
-    launch_over(add_kernel<T>, divide_up(count, kRun), stream, elements<T>(y), elements<T>(x), count,
-                fit_vectors({{y}, {x}}));
+  with_element(y.dtype, [&]<class To>(To) {
+    with_element(x.dtype, [&]<class From>(From) {
+      launch_over(add_kernel<To, From>, divide_up(count, kRun), stream, elements<To>(y), elements<From>(x),
+                  count, fit_vectors({{y}, {x}}));
+    });
   });
 }
 

@@ -39,9 +39,27 @@ class TileProducts final : public Products {
   }
 };
 
+class BlockAttention final : public Attention {
+ public:
+  std::string name() const override { return "blocks"; }
+  size_t workspace_bytes(const WorkspaceShape& shape) const override {
+    return static_cast<size_t>(shape.tokens * std::max<int64_t>(1, shape.heads)) * sizeof(float);
+  }
+  void forward(Ref out, float* log_sum_exp, ConstRef q, ConstRef k, ConstRef v, const AttentionShape& s,
+               const int32_t* document_first, std::span<std::byte>, Stream stream) override {
+    attention_forward(out, log_sum_exp, q, k, v, s, document_first, stream);
+  }
+  void backward(Ref dq, float* dk, float* dv, ConstRef dout, ConstRef out, const float* log_sum_exp,
+                ConstRef q, ConstRef k, ConstRef v, const AttentionShape& s, const int32_t* document_first,
+                std::span<std::byte> workspace, Stream stream) override {
+    attention_backward(dq, dk, dv, dout, out, log_sum_exp, q, k, v, s, document_first, workspace, stream);
+  }
+};
+
 }  // namespace
 
 std::unique_ptr<Products> make_tile_products() { return std::make_unique<TileProducts>(); }
+std::unique_ptr<Attention> make_block_attention() { return std::make_unique<BlockAttention>(); }
 
 // Spans of the workspace, one after the other. A broken invariant, naming the operation, if too little was
 // granted.
@@ -67,17 +85,21 @@ class DeviceKernels::Scratch {
   const char* operation_;
 };
 
-DeviceKernels::DeviceKernels(std::unique_ptr<Products> products, Stream stream, int64_t chunk_tokens)
-    : products_(std::move(products)), stream_(stream), chunk_tokens_(chunk_tokens) {}
+DeviceKernels::DeviceKernels(std::unique_ptr<Products> products, std::unique_ptr<Attention> attention,
+                             Stream stream, int64_t chunk_tokens)
+    : products_(std::move(products)),
+      attention_(std::move(attention)),
+      stream_(stream),
+      chunk_tokens_(chunk_tokens) {}
 
-int64_t DeviceKernels::chunk_tokens(int64_t vocabulary) const {
+int64_t DeviceKernels::chunk_tokens(int64_t largest_part) const {
   if (chunk_tokens_ > 0) return chunk_tokens_;
-  return std::clamp<int64_t>(kMostLogitBytes / (vocabulary * 4), kLeastChunkTokens, kMostChunkTokens);
+  return std::clamp<int64_t>(kMostLogitBytes / (largest_part * 4), kLeastChunkTokens, kMostChunkTokens);
 }
 
 std::string DeviceKernels::name() const {
 #if defined(TRAINER_CUDA)
-  return "cuda, products by " + products_->name();
+  return "cuda, products by " + products_->name() + ", attention by " + attention_->name();
 #else
   return "device kernels on the host, products by " + products_->name();
 #endif
@@ -91,7 +113,7 @@ size_t DeviceKernels::workspace_bytes(const WorkspaceShape& shape) const {
                                 norm_backward_workspace(shape.tokens * heads, shape.head_dim),
                                 bias_backward_workspace(shape.tokens, shape.widest_row)});
   const size_t documents = aligned(static_cast<size_t>(positions) * sizeof(int32_t));
-  const size_t attention = 2 * documents + static_cast<size_t>(shape.tokens * heads) * sizeof(float);
+  const size_t attention = 2 * documents + attention_->workspace_bytes(shape);
   size_t classifier = 0;
   if (shape.vocabulary > 0) {
     const int64_t tokens = std::min(shape.tokens, chunk_tokens(shape.vocabulary));
@@ -99,6 +121,8 @@ size_t DeviceKernels::workspace_bytes(const WorkspaceShape& shape) const {
     classifier = aligned(sizeof(ClassifierSums)) + aligned(static_cast<size_t>(tokens) * sizeof(double)) +
                  aligned(logits * sizeof(float)) +
                  (shape.dtype == DType::kF32 ? 0 : aligned(logits * size_of(shape.dtype))) + products;
+    if (shape.tensor_ranks > 1)
+      classifier += aligned(static_cast<size_t>(tokens * shape.tensor_ranks) * sizeof(SoftmaxPart));
   }
   return std::max({products, sums, attention, classifier});
 }
@@ -201,7 +225,7 @@ void DeviceKernels::attention_forward(Ref out, float* log_sum_exp, ConstRef q, C
                                       const AttentionShape& s) {
   Scratch scratch(workspace_, "attention_forward");
   const int32_t* const first = first_of_documents(scratch, s);
-  TRAINER_DEVICE_NAMESPACE::attention_forward(out, log_sum_exp, q, k, v, s, first, stream_);
+  attention_->forward(out, log_sum_exp, q, k, v, s, first, scratch.rest(), stream_);
 }
 
 void DeviceKernels::attention_backward(Ref dq, float* dk, float* dv, ConstRef dout, ConstRef out,
@@ -209,23 +233,16 @@ void DeviceKernels::attention_backward(Ref dq, float* dk, float* dv, ConstRef do
                                        const AttentionShape& s) {
   Scratch scratch(workspace_, "attention_backward");
   const int32_t* const first = first_of_documents(scratch, s);
-  const std::span<std::byte> rest = scratch.bytes(attention_backward_workspace(s));
-  TRAINER_DEVICE_NAMESPACE::attention_backward(dq, dk, dv, dout, out, log_sum_exp, q, k, v, s, first, rest,
-                                               stream_);
+  attention_->backward(dq, dk, dv, dout, out, log_sum_exp, q, k, v, s, first, scratch.rest(), stream_);
 }
 
 ClassifierResult DeviceKernels::classifier(const Classifier& a) {
-  if (a.part.group)
-    input_error(
-        "the classifier's words are cut over {} ranks, which device kernels do not exchange sums with: set "
-        "key "
-        "'parallel.tensor_parallel_size' to 1 or key 'device.kind' to \"host\"",
-        a.part.group->size());
   if (a.tokens == 0) return {};
   const DType type = a.weight.dtype;
   require(a.x.dtype == type && (!a.dx || a.dx.dtype == type),
           "classifier: its tensors have several element types");
-  const int64_t most_tokens = chunk_tokens(a.vocabulary), chunks = (a.tokens + most_tokens - 1) / most_tokens;
+  const int64_t most_tokens = chunk_tokens(a.largest_part()),
+                chunks = (a.tokens + most_tokens - 1) / most_tokens;
   const int64_t most = (a.tokens + chunks - 1) / chunks;
   Scratch scratch(workspace_, "classifier");
   auto* const sums = scratch.take<ClassifierSums>(1);
@@ -235,14 +252,24 @@ ClassifierResult DeviceKernels::classifier(const Classifier& a) {
   Ref slopes;
   if (a.dx)
     slopes = type == DType::kF32 ? ref(logits) : Ref{scratch.take<uint16_t>(most * a.vocabulary), type};
+  const int ranks = a.part.group ? a.part.group->size() : 1;
+  auto* const parts = a.part.group ? scratch.take<SoftmaxPart>(ranks * most) : nullptr;
   const ClassifierSums none;
   copy(sums, &none, sizeof none, stream_);
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t begin = a.tokens * chunk / chunks, count = a.tokens * (chunk + 1) / chunks - begin;
     const ConstRef x = a.x.at(begin * a.hidden);
     products_->nt(ref(logits), x, a.weight, {}, count, a.vocabulary, a.hidden, scratch.rest(), stream_);
-    softmax_slopes(losses, slopes, logits, a.labels + begin, count, a.vocabulary, stream_);
-    add_losses(sums, a.token_losses, losses, a.labels + begin, begin, count, a.vocabulary, stream_);
+    const int32_t* const labels = a.labels + begin;
+    if (a.part.group) {
+      const OwnWords own{a.part.first, a.vocabulary, a.part.words};
+      softmax_parts(parts + a.part.group->rank() * count, logits, labels, count, own, stream_);
+      a.part.group->all_gather(parts, static_cast<size_t>(count) * sizeof(SoftmaxPart));
+      softmax_slopes_of_parts(losses, slopes, logits, labels, count, own, parts, ranks, stream_);
+    } else {
+      softmax_slopes(losses, slopes, logits, labels, count, a.vocabulary, stream_);
+    }
+    add_losses(sums, a.token_losses, losses, labels, begin, count, a.words(), stream_);
     if (!a.dx) continue;
     products_->nn(a.dx.at(begin * a.hidden), slopes, a.weight, count, a.vocabulary, a.hidden, false,
                   scratch.rest(), stream_);
@@ -256,7 +283,7 @@ ClassifierResult DeviceKernels::classifier(const Classifier& a) {
     int32_t label = 0;
     copy(&label, a.labels + all.wrong_token, sizeof label, stream_);
     wait(stream_);
-    refuse_label(label, all.wrong_token, a.vocabulary);
+    refuse_label(label, all.wrong_token, a.words());
   }
   return {all.loss_sum, all.valid_tokens};
 }

@@ -32,11 +32,29 @@ class Products {
 // Those of gemm.h, which run everywhere.
 std::unique_ptr<Products> make_tile_products();
 
+// Attention, with the meanings of attention.h. `workspace` as for products.
+class Attention {
+ public:
+  virtual ~Attention() = default;
+  virtual std::string name() const = 0;
+  virtual size_t workspace_bytes(const WorkspaceShape& shape) const = 0;
+
+  virtual void forward(Ref out, float* log_sum_exp, ConstRef q, ConstRef k, ConstRef v,
+                       const AttentionShape& s, const int32_t* document_first, std::span<std::byte> workspace,
+                       Stream stream) = 0;
+  virtual void backward(Ref dq, float* dk, float* dv, ConstRef dout, ConstRef out, const float* log_sum_exp,
+                        ConstRef q, ConstRef k, ConstRef v, const AttentionShape& s,
+                        const int32_t* document_first, std::span<std::byte> workspace, Stream stream) = 0;
+};
+// That of attention.h, which takes all shapes.
+std::unique_ptr<Attention> make_block_attention();
+
 class DeviceKernels : public KernelSet {
  public:
   // The stream is the caller's and outlives this. `chunk_tokens`: whose logits the classifier has at a time;
   // 0: as many as its products need to be fast.
-  DeviceKernels(std::unique_ptr<Products> products, Stream stream, int64_t chunk_tokens = 0);
+  DeviceKernels(std::unique_ptr<Products> products, std::unique_ptr<Attention> attention, Stream stream,
+                int64_t chunk_tokens = 0);
 
   std::string name() const override;
   size_t workspace_bytes(const WorkspaceShape& shape) const override;
@@ -62,7 +80,7 @@ class DeviceKernels : public KernelSet {
                          const AttentionShape& s) override;
   void attention_backward(Ref dq, float* dk, float* dv, ConstRef dout, ConstRef out, const float* log_sum_exp,
                           ConstRef q, ConstRef k, ConstRef v, const AttentionShape& s) override;
-  // A vocabulary that is cut over ranks is an InputError: groups exchange memory of the host.
+  // A group that shares the vocabulary exchanges memory of the device, in order with the stream.
   ClassifierResult classifier(const Classifier& a) override;
   void adamw(const AdamW& a) override;
   void block_squares(double* squares, const float* x, int64_t count) override;
@@ -74,10 +92,11 @@ class DeviceKernels : public KernelSet {
 
  private:
   class Scratch;
-  int64_t chunk_tokens(int64_t vocabulary) const;
+  int64_t chunk_tokens(int64_t largest_part) const;
   const int32_t* first_of_documents(Scratch& scratch, const AttentionShape& s);
 
   std::unique_ptr<Products> products_;
+  std::unique_ptr<Attention> attention_;
   Stream stream_;
   int64_t chunk_tokens_;
   std::span<std::byte> workspace_;

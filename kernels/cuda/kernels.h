@@ -11,12 +11,14 @@
 
 #include "cuda/backend.h"
 #include "ops/kernel_set.h"
+#include "ops/softmax_part.h"
 
 namespace trainer::TRAINER_DEVICE_NAMESPACE {
 
 // elementwise.cu
 void convert_rows(Ref to, int64_t to_stride, ConstRef from, int64_t from_stride, int64_t rows,
                   int64_t columns, Stream stream);
+// y and x may differ in type.
 void add(Ref y, ConstRef x, int64_t count, Stream stream);
 void swiglu_forward(Ref y, ConstRef gate_up, int64_t tokens, int64_t ffn, Stream stream);
 void swiglu_backward(Ref dgate_up, ConstRef dy, ConstRef gate_up, int64_t tokens, int64_t ffn, Stream stream);
@@ -55,10 +57,21 @@ struct ClassifierSums {
 // valid label get zeros.
 void softmax_slopes(double* losses, Ref slopes, const float* logits, const int32_t* labels, int64_t tokens,
                     int64_t vocabulary, Stream stream);
+// The same of a vocabulary that is cut over ranks, whose words [first, first + vocabulary) of `words` are
+// these logits: first every rank's parts [tokens], zeros where a label is not valid; then, with those of all
+// ranks [ranks, tokens], losses of the whole vocabulary and slopes of the own words.
+struct OwnWords {
+  int64_t first, vocabulary, words;
+};
+void softmax_parts(SoftmaxPart* parts, const float* logits, const int32_t* labels, int64_t tokens,
+                   const OwnWords& own, Stream stream);
+void softmax_slopes_of_parts(double* losses, Ref slopes, const float* logits, const int32_t* labels,
+                             int64_t tokens, const OwnWords& own, const SoftmaxPart* parts, int ranks,
+                             Stream stream);
 // Adds the tokens of a chunk that begins at `first` to `sums`, one after the other; writes
 // token_losses[first...] where given.
 void add_losses(ClassifierSums* sums, float* token_losses, const double* losses, const int32_t* labels,
-                int64_t first, int64_t tokens, int64_t vocabulary, Stream stream);
+                int64_t first, int64_t tokens, int64_t words, Stream stream);
 
 // optimizer.cu
 void adamw(const AdamW& a, Stream stream);

@@ -17,7 +17,9 @@ constexpr int64_t kChunkTokens = 100;
 class SimtKernels final : private OwnMachine, public simt::DeviceKernels {
  public:
   explicit SimtKernels(const simt::SimtOptions& options)
-      : OwnMachine(options), simt::DeviceKernels(simt::make_tile_products(), &machine, kChunkTokens) {}
+      : OwnMachine(options),
+        simt::DeviceKernels(simt::make_tile_products(), simt::make_block_attention(), &machine,
+                            kChunkTokens) {}
 };
 
 }  // namespace

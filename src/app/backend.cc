@@ -10,12 +10,7 @@
 namespace trainer {
 namespace {
 
-RankBackend make_cuda_backend(const Config& config, const Communicator& world) {
-  if (config.parallel.tensor_parallel_size > 1)
-    input_error(
-        "key 'parallel.tensor_parallel_size' is {}, but with key 'device.kind' \"cuda\" layers are not cut "
-        "over ranks; set it to 1",
-        config.parallel.tensor_parallel_size);
+RankBackend make_cuda_backend(const Communicator& world) {
   const int count = cuda_device_count();
   if (count == 0)
     input_error(
@@ -36,7 +31,7 @@ RankBackend make_cuda_backend(const Config& config, const Communicator& world) {
 }  // namespace
 
 RankBackend make_backend(const Config& config, const Communicator& world) {
-  if (config.device.kind == DeviceKind::kCuda) return make_cuda_backend(config, world);
+  if (config.device.kind == DeviceKind::kCuda) return make_cuda_backend(world);
   return make_kernels(config.device);
 }
 

@@ -29,6 +29,8 @@ class DeviceEvent {
   virtual ~DeviceEvent() = default;
   // Whether all that was put into the queue before it is done. Throws RunError when the device failed.
   virtual bool reached() = 0;
+  // Waits until it is. Throws likewise.
+  virtual void wait() = 0;
 };
 using DeviceEventPtr = std::unique_ptr<DeviceEvent>;
 

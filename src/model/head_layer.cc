@@ -5,6 +5,7 @@
 #include "model/scratch.h"
 #include "model/tensor_part.h"
 #include "ops/classifier_chunk.h"
+#include "ops/softmax_part.h"
 
 namespace trainer {
 namespace {
@@ -64,8 +65,7 @@ class HeadLayerImplementation final : public HeadLayer {
     catalogue.forward_flops = 3 * classifier_flops;
     const ExchangeCount exchange(part_, tokens, hidden_, dtype);
     const int64_t chunk = classifier_chunk_tokens(words_.most), chunks = (tokens + chunk - 1) / chunk;
-    // Largest logit, sum and label's logit of each token, in double, chunk by chunk.
-    TensorExchange softmax = exchange.all_gather(tokens * 3 * 8);
+    TensorExchange softmax = exchange.all_gather(tokens * static_cast<int64_t>(sizeof(SoftmaxPart)));
     if (part_.size > 1) softmax.count = static_cast<int>(chunks);
     for (const auto& one : {exchange.gather(), softmax, exchange.sum()}) catalogue.forward_exchange += one;
     catalogue.recover_exchange = catalogue.forward_exchange;
@@ -185,17 +185,20 @@ class HeadLayerImplementation final : public HeadLayer {
     }
     normalise(call, x, link.resident(), link.own(buffers.normed), buffers.mean, buffers.reciprocal);
     link.gather(buffers.normed);
-    const ClassifierResult result = call.kernels.classifier(
-        {.tokens = tokens,
-         .hidden = hidden_,
-         .vocabulary = words_.count,
-         .x = buffers.normed,
-         .weight = classifier_weight(call),
-         .labels = call.batch.labels,
-         .dx = dx,
-         .dweight = train ? dweight : nullptr,
-         .token_losses = call.token_losses,
-         .part = {.group = link.cut() ? call.tensor : nullptr, .first = words_.first, .words = vocabulary_}});
+    const ClassifierResult result =
+        call.kernels.classifier({.tokens = tokens,
+                                 .hidden = hidden_,
+                                 .vocabulary = words_.count,
+                                 .x = buffers.normed,
+                                 .weight = classifier_weight(call),
+                                 .labels = call.batch.labels,
+                                 .dx = dx,
+                                 .dweight = train ? dweight : nullptr,
+                                 .token_losses = call.token_losses,
+                                 .part = {.group = link.cut() ? call.tensor : nullptr,
+                                          .first = words_.first,
+                                          .words = vocabulary_,
+                                          .most = words_.most}});
     if (!train) return result;
     link.sum(dx);
     if (link.sequence())

@@ -4,7 +4,7 @@
 
 namespace trainer {
 
-std::unique_ptr<KernelSet> make_cuda_kernels(void*, CudaProducts) {
+std::unique_ptr<KernelSet> make_cuda_kernels(void*, CudaLibraries) {
   run_error("this program was built without the kernels of CUDA devices");
 }
 

@@ -91,7 +91,7 @@ void ReferenceKernels::attention_backward(Ref dq, float* dk, float* dv, ConstRef
 ClassifierResult ReferenceKernels::classifier(const Classifier& a) {
   ClassifierResult result;
   const int ranks = a.part.group ? a.part.group->size() : 1, rank = a.part.group ? a.part.group->rank() : 0;
-  const int64_t words = a.part.group ? a.part.words : a.vocabulary;
+  const int64_t words = a.words();
   std::vector<double> logits(static_cast<size_t>(a.vocabulary)), statistics(static_cast<size_t>(a.tokens));
   const auto valid = [&](int64_t t) { return a.labels[t] != -100; };
   const auto logit = [&](int64_t t, int64_t word) {

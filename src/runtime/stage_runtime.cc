@@ -5,9 +5,11 @@
 #include <exception>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "comm/back_off.h"
 #include "runtime/attribution.h"
 
@@ -84,6 +86,7 @@ class Run {
   // The worker of a lane whose tasks are done where they are started. The main one may have no lane (a rank
   // without layers); it stays until all is done, to tell of the steps.
   void work(LaneId lane, bool main) {
+    Ahead ahead{*this, std::nullopt};  // goes after the lock
     std::unique_lock lock(mutex_);
     const auto untold = [&] { return main && dispatcher_.steps_completed() > reported_; };
     while (true) {
@@ -100,6 +103,9 @@ class Run {
       if (stopping_) return;
       if (!instance && untold()) continue;
       if (!instance) return;
+      const auto started_ahead = std::exchange(ahead.instance, std::nullopt);
+      require(!started_ahead || *started_ahead == *instance,
+              "a lane goes on with another task than expected");
       const double started = now();
       const bool booked = main && attribution_ && is_main_path(task(instance->task).kind);
       if (booked) attribution_->main_path_starts(*instance, started);
@@ -109,7 +115,9 @@ class Run {
         perform({instance->absorbed, instance->step});
         own_start = now();
       }
-      perform(*instance);
+      if (!started_ahead) start_here(*instance);
+      if (main) ahead.instance = start_next_behind(*instance);
+      binder_.finish(graph_, *instance);
       const double ended = now();
       lock.lock();
       if (instance->absorbed != kNone) {
@@ -121,11 +129,40 @@ class Run {
     }
   }
 
-  void perform(Instance instance) {
+  // What was started behind the task under way. Where the lane stops before its turn, it is waited for:
+  // nobody else knows that it is in the queue.
+  struct Ahead {
+    Run& run;
+    std::optional<Instance> instance;
+    ~Ahead() {
+      if (!instance) return;
+      try {
+        run.binder_.finish(run.graph_, *instance);
+      } catch (const std::exception& error) {
+        log_warning("{}: {}", run.graph_.describe(instance->task), error.what());
+      }
+    }
+  };
+
+  void start_here(Instance instance) {
     // describe() is only for the message: it is not made for every task.
     if (binder_.start(graph_, instance))
       require(false, "{} is not a transfer", graph_.describe(instance.task));
+  }
+  void perform(Instance instance) {
+    start_here(instance);
     binder_.finish(graph_, instance);
+  }
+
+  // What follows `running` on its lane, if that is certain and could be started.
+  std::optional<Instance> start_next_behind(Instance running) {
+    std::optional<Instance> next;
+    {
+      const std::lock_guard lock(mutex_);
+      next = dispatcher_.follows(running);
+    }
+    if (next && binder_.start_behind(graph_, *next)) return next;
+    return std::nullopt;
   }
 
   bool exhausted(LaneId lane) const { return dispatcher_.exhausted(lane); }

@@ -197,8 +197,12 @@ RequestPtr TrainingBinder::start(const StepGraph& graph, Instance instance) {
 void TrainingBinder::finish(const StepGraph& graph, Instance instance) {
   const Task& task = graph.tasks[static_cast<size_t>(instance.task)];
   const int64_t step = first_step_ + instance.step;
-  if (graph.lanes[static_cast<size_t>(task.lane)].kind == LaneKind::kCompute)
-    parts_.device->compute().synchronise();
+  if (graph.lanes[static_cast<size_t>(task.lane)].kind == LaneKind::kCompute) {
+    if (const DeviceEventPtr end = std::exchange(end_under_way_, nullptr))
+      end->wait();
+    else
+      parts_.device->compute().synchronise();
+  }
   if (task.kind == TaskKind::kBackward && parts_.clock) last_backward_end_ = parts_.clock->now();
   if (task.kind == TaskKind::kSend) gate_.ended();
   if (task.kind == TaskKind::kNormSync) conclude(graph, task, step);
@@ -211,6 +215,22 @@ void TrainingBinder::finish(const StepGraph& graph, Instance instance) {
     parts_.ledger->arrived(graph.lanes[static_cast<size_t>(task.lane)].kind == LaneKind::kReceiveForward,
                            task.at.micro_batch, trailer);
   }
+}
+
+bool TrainingBinder::only_queues(const StepGraph& graph, const Task& task) const {
+  if (parts_.device->host_reaches() || graph.lanes[static_cast<size_t>(task.lane)].kind != LaneKind::kCompute)
+    return false;
+  // Ranks of a tensor-parallel group meet inside layers, and the head's forward has a result for the host.
+  if (parts_.tensor || task.at.layer_begin == parts_.problem.layer_count() - 1) return false;
+  return task.kind == TaskKind::kForward || task.kind == TaskKind::kRecover ||
+         task.kind == TaskKind::kBackward;
+}
+
+bool TrainingBinder::start_behind(const StepGraph& graph, Instance next) {
+  if (!only_queues(graph, graph.tasks[static_cast<size_t>(next.task)])) return false;
+  end_under_way_ = parts_.device->compute().record();
+  start(graph, next);
+  return true;
 }
 
 void TrainingBinder::forward(const StepGraph& graph, const Task& task, int64_t step) {

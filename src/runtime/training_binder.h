@@ -119,6 +119,7 @@ class TrainingBinder : public KernelBinder {
 
   RequestPtr start(const StepGraph& graph, Instance instance) override;
   void finish(const StepGraph& graph, Instance instance) override;
+  bool start_behind(const StepGraph& graph, Instance next) override;
 
   // Absolute number of the dispatcher's step 0; set before each run.
   void set_first_step(int64_t step) { first_step_ = step; }
@@ -147,6 +148,8 @@ class TrainingBinder : public KernelBinder {
   };
 
   DeviceQueue& queue_of(const StepGraph& graph, const Task& task) const;
+  // Whether the task's start() waits for nothing, but leaves its work in the compute queue.
+  bool only_queues(const StepGraph& graph, const Task& task) const;
   std::byte* at(const StepGraph& graph, const Use& use, int64_t step) const;
   Ref activation(const StepGraph& graph, const Task& task, Role role, int index, int64_t step) const;
   LayerCall call(const StepGraph& graph, const Task& task, int64_t step, std::vector<Ref>& saved) const;
@@ -176,6 +179,7 @@ class TrainingBinder : public KernelBinder {
 
   Parts parts_;
   std::optional<KernelAdder> adder_;
+  DeviceEventPtr end_under_way_;  // of the compute task before the one that was started behind it
   int64_t first_step_ = 1;
   int64_t updates_done_ = 0;
   std::vector<std::vector<ShardRange>> ranges_;  // [layer][replica]

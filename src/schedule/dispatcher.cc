@@ -161,6 +161,15 @@ bool Dispatcher::waits_only_for(Instance instance, TaskId producer) const {
          !state(instance.step, producer).done && !busy(lane) && awaited(lane) == instance;
 }
 
+std::optional<Instance> Dispatcher::follows(Instance running) const {
+  const auto next = awaited(info(running.task).lane);
+  if (!next || next->step != running.step) return std::nullopt;
+  int others = state(next->step, next->task).pending;
+  for (const Edge& edge : graph_.tasks[static_cast<size_t>(next->task)].after)
+    if (edge.distance == 0 && (edge.producer == running.task || edge.producer == running.absorbed)) --others;
+  return others == 0 ? next : std::nullopt;
+}
+
 std::optional<Instance> Dispatcher::awaited(LaneId id) const {
   const LaneState& state = lanes_[static_cast<size_t>(id)];
   if (state.in_order.empty() || state.step >= steps_) return std::nullopt;

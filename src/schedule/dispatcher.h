@@ -40,6 +40,9 @@ class Dispatcher {
   TaskId released_by(Instance instance) const;
   // True when `instance` is next on its lane and waits for nothing but `producer` of its own step.
   bool waits_only_for(Instance instance, TaskId producer) const;
+  // What next() will give for the lane of `running`, of its own step, as soon as that one completes, where
+  // this is certain: the next in order, and it waits for nothing else.
+  std::optional<Instance> follows(Instance running) const;
   // The task a lane would run next in order (of a priority lane: its main path), ready or not; nothing when
   // that program is done.
   std::optional<Instance> awaited(LaneId lane) const;

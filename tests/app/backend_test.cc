@@ -39,8 +39,6 @@ TEST(Backend, SaysWhyThereIsNoCudaDevice) {
   EXPECT_NE(why_no_cuda_device(), "");
   EXPECT_THAT(refusal(), AllOf(HasSubstr("'device.kind' is \"cuda\""), HasSubstr(why_no_cuda_device()),
                                HasSubstr("set it to \"host\"")));
-  config.parallel.tensor_parallel_size = 2;
-  EXPECT_THAT(refusal(), HasSubstr("'parallel.tensor_parallel_size' is 2"));
 }
 
 }  // namespace

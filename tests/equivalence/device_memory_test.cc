@@ -143,28 +143,76 @@ TEST(DeviceMemory, PinnedMemoryStopsGrowing) {
   EXPECT_LE(allocations_after(12), 2 * few);
 }
 
-// The kernels of devices, simulated, in whole training steps.
+// A task of a layer is in the queue while the one before it is still under way, and what that one left may
+// be sent before it is done.
+TEST(DeviceMemory, TasksStartBehindThoseUnderWay) {
+  const auto waits = [](GridPlan plan) {
+    std::vector<std::shared_ptr<GuardedDevice>> devices;
+    std::mutex mutex;
+    plan.backend = [&] {
+      const std::lock_guard lock(mutex);
+      return guarded_backend(devices.emplace_back(std::make_shared<GuardedDevice>()));
+    };
+    run_grid(plan);
+    std::vector<int64_t> counts;
+    for (const auto& device : devices) counts.push_back(device->waits_with_more_behind());
+    return counts;
+  };
+  GridPlan plan;
+  plan.steps = 2;
+  plan.passes = {};
+  // Of a micro-batch's forwards and backwards all but the first and the head's, which the host waits for.
+  const int64_t layers = plan.model.num_layers + 2, micro_batches = plan.micro_batches;
+  EXPECT_GE(waits(plan).front(), plan.steps * micro_batches * 2 * (layers - 2));
+  plan.stages = 2;
+  for (const int64_t count : waits(plan)) EXPECT_GT(count, 0);
+  plan.stages = 1;
+  plan.tensor_ranks = 2;
+  for (const int64_t count : waits(plan)) EXPECT_EQ(count, 0) << "these ranks meet inside layers";
+}
+
+// The kernels of devices, simulated, in whole training steps: near the host's, and with the same bits in one
+// stage as in two.
+void expect_device_kernels_train(GridPlan plan) {
+  SCOPED_TRACE(describe(plan));
+  plan.model.num_layers = 2;
+  plan.stages = 2;
+  plan.steps = 2;
+  const GridResult host = run_grid(plan);
+  plan.backend = [] {
+    return guarded_backend(std::make_shared<GuardedDevice>(), [] { return make_simt_kernels(); });
+  };
+  const GridResult device = run_grid(plan);
+  const double tolerance = plan.dtype == DType::kF32 ? 1e-5 : 1e-2;
+  for (size_t s = 0; s < host.steps.size(); ++s) {
+    EXPECT_EQ(device.steps[s].valid_tokens, host.steps[s].valid_tokens);
+    EXPECT_NEAR(device.steps[s].loss, host.steps[s].loss, tolerance * host.steps[s].loss);
+    EXPECT_NEAR(device.steps[s].gradient_norm, host.steps[s].gradient_norm,
+                10 * tolerance * host.steps[s].gradient_norm);
+  }
+  plan.stages = 1;
+  expect_same_bits(device, run_grid(plan));
+}
+
 TEST(DeviceMemory, KernelsOfDevicesTrain) {
   if (trainer::testing::kThinned) GTEST_SKIP() << "AddressSanitizer goes without it: it takes long";
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     GridPlan plan;
-    plan.model.num_layers = 2;
-    plan.stages = plan.replicas = 2;
-    plan.steps = 2;
+    plan.replicas = 2;
     plan.dtype = dtype;
-    const GridResult host = run_grid(plan);
-    plan.backend = [] {
-      return guarded_backend(std::make_shared<GuardedDevice>(), [] { return make_simt_kernels(); });
-    };
-    const GridResult device = run_grid(plan);
-    const double tolerance = dtype == DType::kF32 ? 1e-5 : 1e-2;
-    for (size_t s = 0; s < host.steps.size(); ++s) {
-      EXPECT_NEAR(device.steps[s].loss, host.steps[s].loss, tolerance * host.steps[s].loss);
-      EXPECT_NEAR(device.steps[s].gradient_norm, host.steps[s].gradient_norm,
-                  10 * tolerance * host.steps[s].gradient_norm);
-    }
-    plan.stages = 1;
-    expect_same_bits(device, run_grid(plan));
+    expect_device_kernels_train(plan);
+  }
+}
+
+TEST(DeviceMemory, KernelsOfDevicesTrainTensorParallel) {
+  if (trainer::testing::kThinned) GTEST_SKIP() << "AddressSanitizer goes without it: it takes long";
+  for (const bool sequence : {false, true}) {
+    GridPlan plan;
+    plan.model = testing::tiny_model(sequence ? Architecture::kQwen3 : Architecture::kGpt2, sequence);
+    plan.tensor_ranks = 2;
+    plan.sequence_parallel = sequence;
+    plan.dtype = sequence ? DType::kBF16 : DType::kF32;
+    expect_device_kernels_train(plan);
   }
 }
 

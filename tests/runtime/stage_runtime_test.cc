@@ -114,6 +114,75 @@ TEST(StageRuntime, AFailureOnAnyLaneStopsAllAndIsRethrown) {
   }
 }
 
+// Forwards 0, 1 and 2 on the compute lane, each reading what the one before it wrote.
+struct Chain {
+  Chain() {
+    StepGraphBuilder b;
+    const LaneId compute = b.lane(0, LaneKind::kCompute);
+    BufferId last = kNone;
+    for (int layer = 0; layer < 3; ++layer) {
+      const BufferId own = b.add_buffer(buffer_of("x", 64));
+      std::vector<Use> uses = {{own, Access::kWrite, Role::kOutput}};
+      if (layer > 0) uses.push_back({last, Access::kRead, Role::kInput});
+      b.append(task_on(TaskKind::kForward, compute, uses, layer));
+      last = own;
+    }
+    graph = b.build();
+  }
+  StepGraph graph;
+};
+
+// Lets forwards be started behind others, but for the one of `alone`, and writes down what it is asked.
+class QueueBinder : public KernelBinder {
+ public:
+  explicit QueueBinder(int alone = -1) : alone_(alone) {}
+  RequestPtr start(const StepGraph& graph, Instance instance) override {
+    calls.push_back("start " + name(graph, instance));
+    return nullptr;
+  }
+  bool start_behind(const StepGraph& graph, Instance next) override {
+    if (graph.tasks[static_cast<size_t>(next.task)].at.layer_begin == alone_) return false;
+    calls.push_back("behind " + name(graph, next));
+    return true;
+  }
+  void finish(const StepGraph& graph, Instance instance) override {
+    calls.push_back("finish " + name(graph, instance));
+    if (calls.back() == failing) run_error("lost");
+  }
+  std::vector<std::string> calls;
+  std::string failing;
+
+ private:
+  static std::string name(const StepGraph& graph, Instance instance) {
+    return std::to_string(instance.step) + "." +
+           std::to_string(graph.tasks[static_cast<size_t>(instance.task)].at.layer_begin);
+  }
+  int alone_;
+};
+
+TEST(StageRuntime, StartsATaskBehindTheOneUnderWay) {
+  const Chain chain;
+  QueueBinder all;
+  StageRuntime(chain.graph, all, {}).run(1, 2, nullptr);
+  EXPECT_THAT(all.calls, ::testing::ElementsAre("start 0.0", "behind 0.1", "finish 0.0", "behind 0.2",
+                                                "finish 0.1", "finish 0.2", "start 1.0", "behind 1.1",
+                                                "finish 1.0", "behind 1.2", "finish 1.1", "finish 1.2"));
+  QueueBinder some(1);
+  StageRuntime(chain.graph, some, {}).run(1, 1, nullptr);
+  EXPECT_THAT(some.calls, ::testing::ElementsAre("start 0.0", "finish 0.0", "start 0.1", "behind 0.2",
+                                                 "finish 0.1", "finish 0.2"));
+}
+
+// Told to stop while a task is in the queue, the lane waits for it.
+TEST(StageRuntime, LeavesNothingInTheQueueWhenItStops) {
+  const Chain chain;
+  QueueBinder binder;
+  binder.failing = "finish 0.0";
+  StageRuntime runtime(chain.graph, binder, {});
+  EXPECT_THROW(runtime.run(1, 1, nullptr), RunError);
+  EXPECT_THAT(binder.calls, ::testing::ElementsAre("start 0.0", "behind 0.1", "finish 0.0", "finish 0.1"));
+}
+
 TEST(StageRuntime, AFailureInOnStepStopsAllLanes) {
   const FourLanes program;
   CallBinder binder([](const Task&, Instance) { return nullptr; });

@@ -76,6 +76,40 @@ TEST(Dispatcher, ADistanceOfTwoLetsTheNextStepStartBeforeTheUpdate) {
   EXPECT_EQ(u1, (Instance{p.update, 1}));  // while forward 2 runs
 }
 
+// Forwards 0 and 1 read what each before them wrote, forward 2 also what a lane of its own brings.
+TEST(Dispatcher, FollowsIsWhatTheLaneWillGet) {
+  StepGraphBuilder b;
+  const LaneId compute = b.lane(0, LaneKind::kCompute), receive = b.lane(0, LaneKind::kReceiveForward);
+  Buffer buffer;
+  buffer.bytes = 64;
+  buffer.rank = 0;
+  const BufferId x = b.add_buffer(buffer), y = b.add_buffer(buffer), z = b.add_buffer(buffer);
+  const TaskId first = b.append(on_lane(TaskKind::kForward, compute, {{x, Access::kWrite, Role::kOutput}}));
+  const TaskId second = b.append(on_lane(
+      TaskKind::kForward, compute, {{x, Access::kRead, Role::kInput}, {y, Access::kWrite, Role::kOutput}}));
+  const TaskId arrival = b.append(on_lane(TaskKind::kReceive, receive, {{z, Access::kWrite, Role::kInput}}));
+  b.append(on_lane(TaskKind::kForward, compute,
+                   {{y, Access::kRead, Role::kInput}, {z, Access::kRead, Role::kInput}}));
+  const StepGraph graph = b.build();
+  for (const bool arrives : {false, true}) {
+    Dispatcher d(graph, 2);
+    ASSERT_EQ(d.next(compute), (Instance{first, 0}));
+    EXPECT_EQ(d.follows({first, 0}), (Instance{second, 0}));
+    d.complete({first, 0});
+    ASSERT_EQ(d.next(compute), (Instance{second, 0}));
+    EXPECT_FALSE(d.follows({second, 0})) << "the third waits for what is on its way";
+    if (!arrives) continue;
+    const auto received = d.next(receive);
+    ASSERT_EQ(received, (Instance{arrival, 0}));
+    d.complete(*received);
+    const auto third = d.follows({second, 0});
+    ASSERT_TRUE(third);
+    d.complete({second, 0});
+    EXPECT_EQ(d.next(compute), third);
+    EXPECT_FALSE(d.follows(*third)) << "what comes next is of another step";
+  }
+}
+
 TEST(StepGraphBuilder, RefusesToReadAVersionThatIsGone) {
   const auto build = [](int versions, int distance, bool read_first) {
     StepGraphBuilder b;

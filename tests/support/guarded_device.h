@@ -49,6 +49,8 @@ class GuardedDevice final : public Device {
 
   int64_t copies() const { return copies_; }
   int64_t pinned_allocations() const { return pinned_allocations_; }
+  // Waits for an event behind which there was more work in its queue, which it left undone.
+  int64_t waits_with_more_behind() const { return waits_with_more_behind_; }
 
  private:
   struct Block {
@@ -121,6 +123,10 @@ class GuardedDevice final : public Device {
         queue_.run_to(position_);
         return true;
       }
+      void wait() override {
+        queue_.run_to(position_);
+        if (!queue_.pending_.empty()) ++queue_.device_.waits_with_more_behind_;
+      }
 
      private:
       Queue& queue_;
@@ -192,7 +198,7 @@ class GuardedDevice final : public Device {
   std::mutex mutex_;
   Blocks blocks_;  // guarded by mutex_, as the next
   int open_ = 0;
-  std::atomic<int64_t> copies_ = 0, pinned_allocations_ = 0;
+  std::atomic<int64_t> copies_ = 0, pinned_allocations_ = 0, waits_with_more_behind_ = 0;
   Queue compute_{*this}, transfers_{*this};
 };
 

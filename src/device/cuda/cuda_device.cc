@@ -55,6 +55,7 @@ class CudaEvent final : public DeviceEvent {
     check_cuda(code, "work on the CUDA device");
     return true;
   }
+  void wait() override { check_cuda(cudaEventSynchronize(event_), "work on the CUDA device"); }
 
  private:
   cudaEvent_t event_ = nullptr;

@@ -1,0 +1,25 @@
+# cuDNN as CUDNN::cudnn: from the distribution's package, or from beside the CUDA toolkit. Its graph interface is used as
+# of 9.16.
+find_path(CUDNN_INCLUDE_DIR cudnn_graph.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+find_library(CUDNN_LIBRARY cudnn HINTS ${CUDAToolkit_LIBRARY_DIR})
+if(CUDNN_INCLUDE_DIR AND EXISTS ${CUDNN_INCLUDE_DIR}/cudnn_version.h)
+  # The file may be a link to, or include, the one with the numbers.
+  file(GLOB version_files ${CUDNN_INCLUDE_DIR}/cudnn_version*.h)
+  foreach(part MAJOR MINOR PATCHLEVEL)
+    foreach(file ${version_files})
+      file(STRINGS ${file} line REGEX "^#define CUDNN_${part} +[0-9]+" LIMIT_COUNT 1)
+      if(line)
+        string(REGEX REPLACE ".* ([0-9]+).*" "\\1" CUDNN_${part} "${line}")
+      endif()
+    endforeach()
+  endforeach()
+  set(CUDNN_VERSION ${CUDNN_MAJOR}.${CUDNN_MINOR}.${CUDNN_PATCHLEVEL})
+endif()
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(CUDNN REQUIRED_VARS CUDNN_LIBRARY CUDNN_INCLUDE_DIR VERSION_VAR CUDNN_VERSION)
+if(CUDNN_FOUND AND NOT TARGET CUDNN::cudnn)
+  add_library(CUDNN::cudnn UNKNOWN IMPORTED)
+  set_target_properties(CUDNN::cudnn PROPERTIES IMPORTED_LOCATION ${CUDNN_LIBRARY}
+    INTERFACE_INCLUDE_DIRECTORIES ${CUDNN_INCLUDE_DIR})
+endif()
+mark_as_advanced(CUDNN_INCLUDE_DIR CUDNN_LIBRARY)
