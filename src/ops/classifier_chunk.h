@@ -7,11 +7,12 @@
 namespace trainer {
 
 constexpr int64_t kMostClassifierTokens = 1024;  // of one chunk
+constexpr int64_t kClassifierChunkBytes = int64_t{128} << 20;
 
-// Tokens of one chunk: their fp32 logits take at most 32 MiB, but they are not so few that the products slow
-// down, which spend their time reading weights where rows are few.
+// Tokens of one chunk: their fp32 logits take at most kClassifierChunkBytes, but they are not so few that the
+// products slow down, which spend their time reading weights where rows are few.
 constexpr int64_t classifier_chunk_tokens(int64_t vocabulary) {
-  return std::clamp<int64_t>((int64_t{32} << 20) / (vocabulary * 4), 128, kMostClassifierTokens);
+  return std::clamp<int64_t>(kClassifierChunkBytes / (vocabulary * 4), 128, kMostClassifierTokens);
 }
 
 }  // namespace trainer

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "ops/classifier_chunk.h"
 #include "ops/op_test.h"
 #include "support/tensor_threads.h"
 
@@ -129,10 +130,14 @@ TEST_P(ClassifierTest, PartsOfTheVocabularyMakeTheWhole) {
   }
 }
 
-// Of one part of 65,027 words 129 tokens make a chunk, of one of 65,028 only 128: exchanges must still meet.
+// Of the smaller part all tokens make a chunk, of the larger one, by a word, they do not: exchanges must
+// still meet.
 TEST_P(ClassifierTest, PartsOfUnequalSizeHaveTheSameChunks) {
   if (simt()) GTEST_SKIP() << "its chunks do not depend on the vocabulary";
-  constexpr int64_t kTokens = 129, kMost = 65'028, kVocabulary = 2 * kMost - 1;
+  constexpr int64_t kTokens = 516, kMost = kClassifierChunkBytes / 4 / kTokens + 1,
+                    kVocabulary = 2 * kMost - 1;
+  ASSERT_GE(classifier_chunk_tokens(kMost - 1), kTokens);
+  ASSERT_LT(classifier_chunk_tokens(kMost), kTokens);
   Case whole(dtype(), kTokens, 1, kVocabulary);
   TensorThreads threads(2);
   ClassifierResult results[2];
