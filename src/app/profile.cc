@@ -24,7 +24,7 @@ With device.kind mt3000-sim nothing is measured: cycles of the layers are counte
 their size, and all but them is the platform mt3000's.
 
   --out FILE               where to write it (default: this-machine.json)
-  --steps N                recorded training steps of each program (default 5)
+  --steps N                recorded training steps of each program (default 12)
   --check FILE             runs the configs' plans as well, in turn with profiles, and writes a list of
                            {config, measured_seconds, predicted_seconds, error} instead of a platform
   --rounds N               of --check (default 5)
@@ -49,7 +49,7 @@ ProfileRequest parse_profile_request(std::span<const std::string> words, int cor
   ProfileRequest r;
   r.files = arguments.configs;
   r.out = arguments.options.find("--out").value_or("this-machine.json");
-  r.steps = static_cast<int>(arguments.options.integer("--steps", 5, 1));
+  r.steps = static_cast<int>(arguments.options.integer("--steps", 12, 1));
   r.check = arguments.options.find("--check");
   r.rounds = static_cast<int>(arguments.options.integer("--rounds", 5, 1));
   if (!r.check && arguments.options.has("--rounds")) input_error("--rounds goes with --check");
