@@ -18,7 +18,7 @@ Count count_pass(const Machine& machine, const Pass& pass) {
   timeline.transfer(Channel::kDdr, pass.ddr_bytes, 0);
   if (pass.operations > 0) {
     const int64_t vectors = ceil_div(pass.rows * ceil_div(pass.columns, machine.lanes), machine.dsps);
-    timeline.compute(vectors * pass.operations + machine.vector_latency, machine.dma_start_cycles);
+    timeline.compute(vectors * pass.operations + machine.vector_latency, machine.ddr_start_cycles);
   }
   return timeline.count();
 }

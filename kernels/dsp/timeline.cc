@@ -7,11 +7,12 @@ namespace trainer::dsp {
 
 int64_t Timeline::transfer(Channel channel, int64_t bytes, int64_t at) {
   Queue& queue = queues_[static_cast<size_t>(channel)];
-  const double rate =
-      channel == Channel::kDdr ? machine_.ddr_bytes_per_second : machine_.on_chip_bytes_per_second;
+  const bool ddr = channel == Channel::kDdr;
+  const double rate = ddr ? machine_.ddr_bytes_per_second : machine_.on_chip_bytes_per_second;
+  const int64_t start = ddr ? machine_.ddr_start_cycles : machine_.on_chip_start_cycles;
   const auto cycles =
       static_cast<int64_t>(std::ceil(static_cast<double>(bytes) * machine_.clock_hz() / rate));
-  queue.free_at = std::max(queue.free_at, at + machine_.dma_start_cycles) + cycles;
+  queue.free_at = std::max(queue.free_at, at + start) + cycles;
   queue.busy += cycles;
   queue.bytes += bytes;
   end_ = std::max(end_, queue.free_at);

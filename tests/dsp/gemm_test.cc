@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "dsp/check.h"
@@ -85,6 +86,21 @@ TEST(DspGemm, ReproducesThePublishedUtilisations) {
   }
   std::ranges::sort(pairs, {}, &Pair::published);
   EXPECT_TRUE(std::ranges::is_sorted(pairs, {}, &Pair::ours));
+}
+
+TEST(DspGemm, StallWordsAreTheNearestToTheFittedShape) {
+  const PublishedGemm& fitted = kPublishedGemms.front();
+  ASSERT_EQ(fitted.problem.k, 4096);
+  ASSERT_EQ(fitted.problem.n, 4096);
+  const auto distance = [&](int64_t more_words) {
+    Machine machine;
+    machine.stall_words += more_words;
+    const GemmTile tile = search_gemm_tile(machine, fitted.problem);
+    return std::abs(100 * run_gemm(machine, fitted.problem, tile).utilisation(machine, fitted.problem) -
+                    fitted.utilisation);
+  };
+  EXPECT_LT(distance(0), distance(-1));
+  EXPECT_LT(distance(0), distance(1));
 }
 
 // Every tile of a small machine: what the formula says of its memories is what allocation does, and none is

@@ -71,7 +71,8 @@ Machine timed_machine() {
   Machine machine;
   machine.ddr_bytes_per_second = 10 * machine.clock_hz();
   machine.on_chip_bytes_per_second = 100 * machine.clock_hz();
-  machine.dma_start_cycles = 50;
+  machine.ddr_start_cycles = 50;
+  machine.on_chip_start_cycles = 30;
   return machine;
 }
 
@@ -81,7 +82,7 @@ TEST(DspTimeline, ChannelsServeInOrder) {
   EXPECT_EQ(timeline.transfer(Channel::kDdr, 1000, 0), 250);    // starts up under the first
   EXPECT_EQ(timeline.transfer(Channel::kDdr, 10, 1000), 1051);  // waits for its time
   EXPECT_EQ(timeline.transfer(Channel::kDdr, 10, 0), 1052);     // behind it
-  EXPECT_EQ(timeline.transfer(Channel::kOnChip, 1000, 0), 60);  // another channel
+  EXPECT_EQ(timeline.transfer(Channel::kOnChip, 1000, 0), 40);  // another channel
   const Count count = timeline.count();
   EXPECT_EQ(count.cycles, 1052);
   EXPECT_EQ(count.ddr_cycles, 202);

@@ -12,7 +12,8 @@ inline Machine small_machine() {
   machine.scalar_memory_bytes = 1 << 10;
   machine.array_memory_bytes = 4 << 10;
   machine.shared_memory_bytes = 2 << 10;
-  machine.dma_start_cycles = 20;
+  machine.ddr_start_cycles = 20;
+  machine.on_chip_start_cycles = 20;
   return machine;
 }
 
