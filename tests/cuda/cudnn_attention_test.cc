@@ -10,6 +10,7 @@
 
 #include "base/philox.h"
 #include "ops/element.h"
+#include "support/attention_shape.h"
 
 namespace trainer::cuda {
 namespace {
@@ -37,22 +38,6 @@ bool has_device() {
   return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
 }
 
-AttentionShape sequences(int64_t batch, int64_t length, int64_t heads, int64_t kv_heads, int64_t head_dim) {
-  return {.batch = batch,
-          .query_length = length,
-          .key_length = length,
-          .query_offset = 0,
-          .heads = heads,
-          .kv_heads = kv_heads,
-          .head_dim = head_dim,
-          .q_stride = heads * head_dim,
-          .k_stride = kv_heads * head_dim,
-          .v_stride = kv_heads * head_dim,
-          .key_rows = length,
-          .scale = 1.0f / std::sqrt(static_cast<float>(head_dim)),
-          .document_starts = {}};
-}
-
 // Nothing is read: the other attention only counts.
 TEST(CudnnAttention, LeavesTheRestToTheOther) {
   alignas(16) static std::byte memory[64];
@@ -66,7 +51,7 @@ TEST(CudnnAttention, LeavesTheRestToTheOther) {
                         nullptr);
     return calls;
   };
-  const AttentionShape plain = sequences(2, 128, 4, 2, 64);
+  const AttentionShape plain = whole_sequences(2, 128, 4, 2, 64);
   AttentionShape segment = plain;
   segment.query_length = 64;
   segment.query_offset = 64;
@@ -74,7 +59,7 @@ TEST(CudnnAttention, LeavesTheRestToTheOther) {
   EXPECT_EQ(called(plain, DType::kF32, nullptr, 0), 2) << "fp32";
   EXPECT_EQ(called(plain, DType::kBF16, &documents, 0), 2) << "documents";
   EXPECT_EQ(called(segment, DType::kBF16, nullptr, 0), 2) << "a segment";
-  EXPECT_EQ(called(sequences(2, 128, 4, 2, 12), DType::kBF16, nullptr, 0), 2) << "heads of 12";
+  EXPECT_EQ(called(whole_sequences(2, 128, 4, 2, 12), DType::kBF16, nullptr, 0), 2) << "heads of 12";
   EXPECT_EQ(called(plain, DType::kBF16, nullptr, 2), 2) << "odd addresses";
   if (has_device()) return;
   EXPECT_EQ(called(plain, DType::kBF16, nullptr, 0), 2) << "no device";
@@ -147,8 +132,8 @@ Results run(Attention& attention, const AttentionShape& s) {
 
 TEST(CudnnAttention, AgreesWithBlocksOnADevice) {
   if (!has_device()) GTEST_SKIP() << "there is no device";
-  for (const AttentionShape& s : {sequences(2, 256, 4, 4, 64), sequences(3, 200, 8, 2, 128),
-                                  sequences(1, 7, 2, 1, 32), sequences(1, 4096, 40, 8, 64)}) {
+  for (const AttentionShape& s : {whole_sequences(2, 256, 4, 4, 64), whole_sequences(3, 200, 8, 2, 128),
+                                  whole_sequences(1, 7, 2, 1, 32), whole_sequences(1, 4096, 40, 8, 64)}) {
     SCOPED_TRACE(fmt::format("{} x {}, {} heads of {}", s.batch, s.query_length, s.heads, s.head_dim));
     const auto blocks = make_block_attention();
     const auto cudnn = make_cudnn_attention(make_block_attention());

@@ -122,20 +122,25 @@ TEST(DeviceMemory, TensorParallel) {
     }
 }
 
+// The devices that a run has used.
+std::vector<std::shared_ptr<GuardedDevice>> devices_after(GridPlan plan) {
+  std::vector<std::shared_ptr<GuardedDevice>> devices;
+  std::mutex mutex;
+  plan.backend = [&] {
+    const std::lock_guard lock(mutex);
+    return guarded_backend(devices.emplace_back(std::make_shared<GuardedDevice>()));
+  };
+  run_grid(plan);
+  return devices;
+}
+
 TEST(DeviceMemory, PinnedMemoryStopsGrowing) {
   const auto allocations_after = [](int steps) {
     GridPlan plan;
     plan.replicas = 2;
     plan.steps = steps;
-    std::vector<std::shared_ptr<GuardedDevice>> devices;
-    std::mutex mutex;
-    plan.backend = [&] {
-      const std::lock_guard lock(mutex);
-      return guarded_backend(devices.emplace_back(std::make_shared<GuardedDevice>()));
-    };
-    run_grid(plan);
     int64_t most = 0;
-    for (const auto& device : devices) most = std::max(most, device->pinned_allocations());
+    for (const auto& device : devices_after(plan)) most = std::max(most, device->pinned_allocations());
     return most;
   };
   const int64_t few = allocations_after(2);
@@ -146,16 +151,9 @@ TEST(DeviceMemory, PinnedMemoryStopsGrowing) {
 // A task of a layer is in the queue while the one before it is still under way, and what that one left may
 // be sent before it is done.
 TEST(DeviceMemory, TasksStartBehindThoseUnderWay) {
-  const auto waits = [](GridPlan plan) {
-    std::vector<std::shared_ptr<GuardedDevice>> devices;
-    std::mutex mutex;
-    plan.backend = [&] {
-      const std::lock_guard lock(mutex);
-      return guarded_backend(devices.emplace_back(std::make_shared<GuardedDevice>()));
-    };
-    run_grid(plan);
+  const auto waits = [](const GridPlan& plan) {
     std::vector<int64_t> counts;
-    for (const auto& device : devices) counts.push_back(device->waits_with_more_behind());
+    for (const auto& device : devices_after(plan)) counts.push_back(device->waits_with_more_behind());
     return counts;
   };
   GridPlan plan;

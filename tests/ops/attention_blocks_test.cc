@@ -4,6 +4,7 @@
 
 #include "ops/attention_case.h"
 #include "ops/op_test.h"
+#include "support/attention_shape.h"
 
 namespace trainer {
 namespace {
@@ -12,19 +13,10 @@ class AttentionBlocksTest : public OpTest {
  protected:
   static AttentionShape shape(int64_t batch, int64_t length, int64_t heads, int64_t kv_heads,
                               int64_t head_dim, std::span<const int32_t> starts = {}) {
-    return {.batch = batch,
-            .query_length = length,
-            .key_length = length,
-            .query_offset = 0,
-            .heads = heads,
-            .kv_heads = kv_heads,
-            .head_dim = head_dim,
-            .q_stride = heads * head_dim,
-            .k_stride = kv_heads * head_dim,
-            .v_stride = kv_heads * head_dim,
-            .key_rows = length,
-            .scale = 0.25f,
-            .document_starts = starts};
+    AttentionShape s = whole_sequences(batch, length, heads, kv_heads, head_dim);
+    s.scale = 0.25f;
+    s.document_starts = starts;
+    return s;
   }
   Granted granted_for(const AttentionShape& s, int threads = 2) const {
     return granted({.tokens = s.batch * s.query_length,
