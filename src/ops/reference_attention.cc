@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/label.h"
 #include "ops/element.h"
 #include "ops/reference_kernels.h"
 #include "ops/visible_keys.h"
@@ -93,7 +94,7 @@ ClassifierResult ReferenceKernels::classifier(const Classifier& a) {
   const int ranks = a.part.group ? a.part.group->size() : 1, rank = a.part.group ? a.part.group->rank() : 0;
   const int64_t words = a.words();
   std::vector<double> logits(static_cast<size_t>(a.vocabulary)), statistics(static_cast<size_t>(a.tokens));
-  const auto valid = [&](int64_t t) { return a.labels[t] != -100; };
+  const auto valid = [&](int64_t t) { return a.labels[t] != kIgnoredLabel; };
   const auto logit = [&](int64_t t, int64_t word) {
     return dot(a.x, t * a.hidden, a.weight, word * a.hidden, a.hidden);
   };
