@@ -79,6 +79,8 @@ class OpenGate : public ChunkGate {
   bool open() const override { return true; }
 };
 
+enum class Sender : uint8_t { kIdle, kComputes };
+
 class Prober {
  public:
   Prober(Communicator& group, KernelSet& kernels, DType dtype, int64_t message_bytes, int64_t sum_bytes,
@@ -106,9 +108,10 @@ class Prober {
     const auto rate = [&](double seconds, double latency) {
       return static_cast<double>(message_) / std::max(seconds - latency, seconds / 4);
     };
-    p.latency_seconds = one_way(sizeof(double));
-    p.bytes_per_second = rate(one_way(message_), p.latency_seconds);
-    p.alone_bytes_per_second = rate(timed([&] { one_message(); }), 0);
+    p.latency_seconds = one_way(sizeof(double), Sender::kIdle);
+    const double alone = one_way(message_, Sender::kIdle);
+    p.bytes_per_second = rate(alone, p.latency_seconds);
+    p.core_wait_seconds = std::max(0.0, one_way(message_, Sender::kComputes) - alone);
     p.together_bytes_per_second = rate(timed([&] { all_to_next(); }), 0);
     const double least = timed_in_a_row([&] { sum(16); }), whole = timed_in_a_row([&] { sum(sum_count_); });
     const double n = group_.size();
@@ -122,10 +125,6 @@ class Prober {
  private:
   float* data() { return reinterpret_cast<float*>(memory_.bytes().data() + 2 * message_); }
 
-  void one_message() {
-    if (group_.rank() == 0) wait(*group_.send(memory_.bytes().data(), message_, 1, kMessageTag));
-    if (group_.rank() == 1) wait(*group_.receive(memory_.bytes().data(), message_, 0, kMessageTag));
-  }
   void all_to_next() {
     const int n = group_.size(), next = (group_.rank() + 1) % n, before = (group_.rank() + n - 1) % n;
     const RequestPtr receive = group_.receive(memory_.bytes().data(), message_, before, kMessageTag);
@@ -167,15 +166,15 @@ class Prober {
            kInARow;
   }
 
-  // Seconds from rank 0, where work goes on, to rank 1. As in training, the sender's thread polls for another
-  // message meanwhile and must get a core before it finds that there is something to send; that counts. The
-  // time of departure travels with the message.
-  double one_way(size_t bytes) {
+  // Seconds from rank 0 to rank 1. As in training, the sender's thread polls for another message meanwhile, and
+  // where work goes on beside it must get a core before it finds that there is something to send; that counts.
+  // The time of departure travels with the message.
+  double one_way(size_t bytes, Sender sender) {
     std::byte* const memory = memory_.bytes().data();
     std::vector<double> seconds;
     group_.barrier();
     if (group_.rank() == 0) {
-      beside([&] {
+      const auto messages = [&] {
         double last = 0;
         const RequestPtr other = group_.receive(&last, sizeof last, 1, kLastTag);
         for (int i = 0; i < kMessages; ++i) {
@@ -189,7 +188,11 @@ class Prober {
           wait(*group_.send(memory, bytes, 1, kMessageTag));
         }
         wait(*other);
-      });
+      };
+      if (sender == Sender::kComputes)
+        beside(messages);
+      else
+        messages();
     } else if (group_.rank() == 1) {
       double departure = 0;
       for (int i = 0; i < kMessages; ++i) {

@@ -15,11 +15,11 @@ struct CoreShare {
 };
 
 struct LinkProfile {
-  // A message from a rank that computes meanwhile to one that has been waiting for it: of no length, and what
-  // more bytes add.
-  double latency_seconds = 0, bytes_per_second = 0;
-  // While nobody computes, of long messages: one alone; of each rank, when every rank sends to the next.
-  double alone_bytes_per_second = 0, together_bytes_per_second = 0;
+  // A message to a rank that has been waiting for it, while nobody computes: of no length, and what more bytes
+  // add. And how much longer a long one takes from a rank that computes meanwhile.
+  double latency_seconds = 0, bytes_per_second = 0, core_wait_seconds = 0;
+  // Of each rank, when every rank sends a long message to the next, while nobody computes.
+  double together_bytes_per_second = 0;
   // Sums over all ranks: latency of one round of messages, and bytes sent by a rank.
   double sum_latency_seconds = 0, sum_bytes_per_second = 0;
   CoreShare sum_cores = {};

@@ -112,14 +112,20 @@ Platform to_platform(const MachineProfile& profile) {
       pair.*place = measured;
       pair.source += fmt::format("{}{}: {}", pair.source.empty() ? "" : "; ", where, source);
     };
-    write(LinkUse::kBoundary, {link->latency_seconds, link->bytes_per_second, "", 0},
-          fmt::format(
-              "a message from a rank that computes to one that waits; with nothing else going on, long ones "
-              "alone {:.3g} bytes/s, from every rank to the next at once {:.3g} each",
-              link->alone_bytes_per_second, link->together_bytes_per_second));
+    write(LinkUse::kBoundary,
+          {.latency_seconds = link->latency_seconds,
+           .bytes_per_second = link->bytes_per_second,
+           .group = "",
+           .core_wait_seconds = link->core_wait_seconds},
+          fmt::format("a message to a rank that waits, from one that computes nothing meanwhile or does; long "
+                      "ones from every rank to the next at once {:.3g} bytes/s each",
+                      link->together_bytes_per_second));
     write(LinkUse::kCollective,
-          {link->sum_latency_seconds, link->sum_bytes_per_second, "", link->sum_cores.share,
-           link->sum_cores.weight},
+          {.latency_seconds = link->sum_latency_seconds,
+           .bytes_per_second = link->sum_bytes_per_second,
+           .group = "",
+           .core_share = link->sum_cores.share,
+           .core_weight = link->sum_cores.weight},
           "all-reduce of a block's gradient in training's chunks, alone and beside matrix products");
   };
   set(&Platform::LinkPair::within_node, "within a node", profile.within_node);

@@ -32,6 +32,8 @@ int group_of(const Task& task, const Problem& problem) {
   return rows * problem.tensor_ranks + problem.tensor_of(task.at.rank);
 }
 
+constexpr double kLeastCore = 1e-3;  // of a device, to a transfer that waits for a core
+
 class CostModel {
  public:
   CostModel(const StepGraph& graph, const Problem& problem, const Platform& platform)
@@ -291,15 +293,21 @@ class CostModel {
   void share(size_t index, const Link& link, int rank) {
     if (!link.group.empty()) join(link.group, rank);
     if (!platform_.shares_cores()) return;
-    if (link.core_share == 0) {
+    double weight = link.core_weight;
+    if (link.core_share > 0) {
+      costs_.bytes[index] *= link.core_share / costs_.rate[index];
+      costs_.rate[index] = link.core_share;
+    } else {
       costs_.seconds[index] += costs_.bytes[index] / costs_.rate[index];
       costs_.bytes[index] = 0;
-      return;
+      if (link.core_wait_seconds == 0) return;
+      // Wants next to nothing, and gets it that late beside other work.
+      weight = kLeastCore / (1 - kLeastCore);
+      costs_.bytes[index] = kLeastCore * link.core_wait_seconds;
+      costs_.rate[index] = 1;
     }
-    costs_.bytes[index] *= link.core_share / costs_.rate[index];
-    costs_.rate[index] = link.core_share;
     costs_.lane_weight.resize(graph_.lanes.size(), 1);
-    costs_.lane_weight[static_cast<size_t>(lane_)] = link.core_weight;
+    costs_.lane_weight[static_cast<size_t>(lane_)] = weight;
     join_cores(rank);
   }
 

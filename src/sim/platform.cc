@@ -134,6 +134,7 @@ Link read_link(ObjectReader reader) {
   link.core_share = reader.number_or("core_share", 0, 0, 1);
   constexpr double kLeastWeight = 1e-6;
   link.core_weight = reader.number_or("core_weight", 1, kLeastWeight);
+  link.core_wait_seconds = reader.number_or("core_wait_seconds", 0, 0);
   reader.finish();
   return link;
 }
@@ -240,10 +241,15 @@ void check_groups(const Platform& p, const std::string& file) {
       const std::string key = fmt::format("links.{}.{}", name_of(static_cast<LinkUse>(i)), name);
       check(link->group, key + ".group");
       if (p.shares_cores() && !link->group.empty())
-        input_error("{}: key '{}.group' does not go with links that have a 'core_share'", file, key);
+        input_error("{}: key '{}.group' does not go with links that have a 'core_share' or 'core_wait_seconds'",
+                    file, key);
+      if (link->core_share > 0 && link->core_wait_seconds > 0)
+        input_error("{}: key '{}.core_wait_seconds' does not go with a 'core_share'", file, key);
     }
   if (p.shares_cores() && !p.memory_group.empty())
-    input_error("{}: key 'device.memory_group' does not go with links that have a 'core_share'", file);
+    input_error(
+        "{}: key 'device.memory_group' does not go with links that have a 'core_share' or 'core_wait_seconds'",
+        file);
 }
 
 Json link_to_json(const Link& link) {
@@ -251,6 +257,7 @@ Json link_to_json(const Link& link) {
   if (!link.group.empty()) json["group"] = link.group;
   if (link.core_share > 0) json["core_share"] = link.core_share;
   if (link.core_weight != 1) json["core_weight"] = link.core_weight;
+  if (link.core_wait_seconds > 0) json["core_wait_seconds"] = link.core_wait_seconds;
   return json;
 }
 
@@ -294,8 +301,9 @@ LayerShape shape_of(const LayerCatalogue& layer, int64_t element_bytes) {
 }
 
 bool Platform::shares_cores() const {
-  return std::any_of(links.begin(), links.end(), [](const LinkPair& pair) {
-    return pair.within_node.core_share > 0 || pair.across_nodes.core_share > 0;
+  const auto wants = [](const Link& link) { return link.core_share > 0 || link.core_wait_seconds > 0; };
+  return std::any_of(links.begin(), links.end(), [&](const LinkPair& pair) {
+    return wants(pair.within_node) || wants(pair.across_nodes);
   });
 }
 

@@ -20,6 +20,8 @@ struct Link {
   // Share of the device's compute that a transfer at full speed takes: cores that copy and add, not engines.
   double core_share = 0;
   double core_weight = 1;  // of that share against the device's compute, where both want more than there is
+  // How much later a transfer leaves when its device computes all the while; not with a core_share.
+  double core_wait_seconds = 0;
   bool operator==(const Link&) const = default;
 };
 
@@ -122,7 +124,7 @@ struct Platform {
   Pace pace;
 
   const LinkPair& link(LinkUse use) const { return links[static_cast<size_t>(use)]; }
-  // Transfers take compute from their devices (Link::core_share).
+  // Transfers want compute of their devices (Link::core_share, Link::core_wait_seconds).
   bool shares_cores() const;
   const MeasuredLayer* measurement(const LayerShape& shape) const;
   // Floating-point operations per second, a multiply-add being two. Throws InputError when the platform does

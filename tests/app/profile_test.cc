@@ -182,7 +182,7 @@ TEST(MachineProfile, BecomesAPlatformThatReadsBack) {
   m.task_overhead_seconds = {1e-5, 9, 1e-6};
   m.within_node = LinkProfile{.latency_seconds = 1e-4,
                               .bytes_per_second = 1e9,
-                              .alone_bytes_per_second = 2e9,
+                              .core_wait_seconds = 3e-3,
                               .together_bytes_per_second = 1e9,
                               .sum_latency_seconds = 1e-5,
                               .sum_bytes_per_second = 5e8,
@@ -195,6 +195,7 @@ TEST(MachineProfile, BecomesAPlatformThatReadsBack) {
   EXPECT_DOUBLE_EQ(p.backward_efficiency, 0.4);
   EXPECT_EQ(*p.measurement(block.shape), block);
   EXPECT_DOUBLE_EQ(p.link(LinkUse::kBoundary).within_node.bytes_per_second, 1e9);
+  EXPECT_DOUBLE_EQ(p.link(LinkUse::kBoundary).within_node.core_wait_seconds, 3e-3);
   EXPECT_DOUBLE_EQ(p.link(LinkUse::kCollective).within_node.core_share, 0.75);
   EXPECT_DOUBLE_EQ(p.link(LinkUse::kCollective).within_node.core_weight, 0.5);
   EXPECT_EQ(p.link(LinkUse::kCollective).across_nodes.bytes_per_second, 0);
@@ -209,8 +210,8 @@ TEST(CheckedPlan, ErrsByTheMedianOfItsRounds) {
 
 TEST(MachineProfile, EveryLinkSaysWhereItIsFrom) {
   MachineProfile m;
-  m.within_node = LinkProfile{.alone_bytes_per_second = 3e9, .together_bytes_per_second = 2e9};
-  m.across_nodes = LinkProfile{.alone_bytes_per_second = 7e8, .together_bytes_per_second = 5e8};
+  m.within_node = LinkProfile{.together_bytes_per_second = 3e9};
+  m.across_nodes = LinkProfile{.together_bytes_per_second = 7e8};
   const Platform p = to_platform(m);
   const std::string& boundary = p.link(LinkUse::kBoundary).source;
   for (const char* part : {"within a node: ", "3e+09", "across nodes: ", "7e+08"})

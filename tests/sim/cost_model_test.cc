@@ -176,6 +176,27 @@ TEST(CostModel, TransfersThatTakeCoresSlowLayersDown) {
   }
 }
 
+// The first stage goes on with its second micro-batch while the first one's activations leave; when the
+// second's leave it waits, and its rank has nothing to do.
+TEST(CostModel, MessagesWaitForACoreOnlyBesideWork) {
+  Problem problem = testing::small_problem(2, 2, 1, 2, false, 4);
+  const StepGraph graph = build_step_graph(problem);
+  Platform platform = small_platform(2);
+  const double alone = 1 + (512 + 64) / 40.0, wait = 5;
+  platform.links[static_cast<size_t>(LinkUse::kBoundary)].within_node.core_wait_seconds = wait;
+  const auto seconds = [&](int micro_batch) {
+    for (const TaskRun& run : simulate(graph, cost_model(graph, problem, platform)).runs) {
+      const Task& t = graph.tasks[static_cast<size_t>(run.instance.task)];
+      if (t.kind == TaskKind::kSend && t.at.rank == 0 && t.at.micro_batch == micro_batch)
+        return run.end - run.begin;
+    }
+    ADD_FAILURE() << "no such message";
+    return 0.0;
+  };
+  EXPECT_NEAR(seconds(0), alone + wait, 0.01 * wait);
+  EXPECT_NEAR(seconds(1), alone, 0.01 * wait);
+}
+
 TEST(CostModel, SendsKnowWhetherTheyLeaveTheNode) {
   const Problem problem = testing::small_problem(3, 3, 1, 1, false, 4);
   const StepGraph graph = build_step_graph(problem);
