@@ -15,9 +15,12 @@ constexpr int64_t kDepth = 1024;
 // A block of C. Every element of an operand is packed once per this many columns or rows.
 constexpr int64_t kBlockRows = 1024, kBlockColumns = 2048;
 // Bytes of packed A that one task keeps in the second-level cache while panels of B pass by.
-constexpr int64_t kTaskBytes = 512 << 10, kTaskTiles = 16;
+constexpr int64_t kTaskBytes = 256 << 10, kTaskTiles = 16;
 // Panels of B per task, at most; fewer where that would leave threads idle.
 constexpr int64_t kTaskPanels = 8;
+
+// Tiles or panels that are packed together, and how many rows of memory at a time.
+constexpr int64_t kTogether = 4, kStrip = 64;
 
 // Floats of a cache line.
 constexpr int64_t kLine = 16;
@@ -72,35 +75,34 @@ class Block {
   }
 
   void pack_a(Range depth) const {
-#pragma omp for schedule(dynamic, 4) nowait
-    for (int64_t t = 0; t < tile_count_; ++t) {
+    in_strips(tile_count_, depth.size(), p_.a_k, [&](int64_t t, Range strip) {
       const Range own = part(rows_.size(), tile_count_, t);
-      tiles_.pack({.to = memory_ + at_.a + t * depth.size() * tiles_.tile_width,
-                   .to_stride = tiles_.tile_width,
-                   .width = tiles_.tile_width,
-                   .from = p_.a.at((rows_.begin + own.begin) * p_.a_row + depth.begin * p_.a_k),
-                   .row_stride = p_.a_row,
-                   .k_stride = p_.a_k,
-                   .rows = own.size(),
-                   .k = depth.size(),
-                   .scale = 1.0f});
-    }
+      tiles_.pack(
+          {.to = memory_ + at_.a + (t * depth.size() + strip.begin) * tiles_.tile_width,
+           .to_stride = tiles_.tile_width,
+           .width = tiles_.tile_width,
+           .from = p_.a.at((rows_.begin + own.begin) * p_.a_row + (depth.begin + strip.begin) * p_.a_k),
+           .row_stride = p_.a_row,
+           .k_stride = p_.a_k,
+           .rows = own.size(),
+           .k = strip.size(),
+           .scale = 1.0f});
+    });
   }
 
   void pack_b(Range depth) const {
-#pragma omp for schedule(dynamic, 2)
-    for (int64_t panel = 0; panel < panel_count_; ++panel) {
-      tiles_.pack(
-          {.to = memory_ + at_.b + panel * depth.size() * tiles_.panel,
-           .to_stride = tiles_.panel,
-           .width = tiles_.panel,
-           .from = p_.b.at((columns_.begin + panel * tiles_.panel) * p_.b_column + depth.begin * p_.b_k),
-           .row_stride = p_.b_column,
-           .k_stride = p_.b_k,
-           .rows = panel_columns(panel),
-           .k = depth.size(),
-           .scale = 1.0f});
-    }
+    in_strips(panel_count_, depth.size(), p_.b_k, [&](int64_t panel, Range strip) {
+      tiles_.pack({.to = memory_ + at_.b + (panel * depth.size() + strip.begin) * tiles_.panel,
+                   .to_stride = tiles_.panel,
+                   .width = tiles_.panel,
+                   .from = p_.b.at((columns_.begin + panel * tiles_.panel) * p_.b_column +
+                                   (depth.begin + strip.begin) * p_.b_k),
+                   .row_stride = p_.b_column,
+                   .k_stride = p_.b_k,
+                   .rows = panel_columns(panel),
+                   .k = strip.size(),
+                   .scale = 1.0f});
+    });
   }
 
   void multiply(Range depth, bool first, bool last) const {
@@ -119,6 +121,17 @@ class Block {
   }
 
  private:
+  // Packs tiles or panels, some together: where each k is another row in memory, a strip of rows at a time,
+  // so that what lies beside each other there is read together.
+  template <class Pack>
+  void in_strips(int64_t count, int64_t k, int64_t k_stride, const Pack& pack) const {
+    const int64_t strip = k_stride == 1 ? k : kStrip;
+#pragma omp for schedule(dynamic) nowait
+    for (int64_t group = 0; group < parts_of(count, kTogether); ++group)
+      for (int64_t begin = 0; begin < k; begin += strip)
+        for (int64_t i = group * kTogether; i < std::min(count, (group + 1) * kTogether); ++i)
+          pack(i, Range{begin, std::min(k, begin + strip)});
+  }
   int64_t panel_columns(int64_t panel) const {
     return std::min(tiles_.panel, columns_.size() - panel * tiles_.panel);
   }
@@ -196,9 +209,11 @@ void blocked_product(const TileTable& tiles, int threads, const MatrixProduct& p
                         {panels.begin * tiles.panel, std::min(p.n, panels.end * tiles.panel)});
       for (int64_t d = 0; d < depths; ++d) {
         const Range depth = part(p.k, depths, d);
-        // With one part, A stays packed from one block of columns to the next.
+        // With one part, A stays packed from one block of columns to the next, and where there is one such
+        // block, B from one block of rows to the next.
         if (depths > 1 || columns == 0) block.pack_a(depth);
-        block.pack_b(depth);
+        if (depths > 1 || column_blocks > 1 || rows == 0) block.pack_b(depth);
+#pragma omp barrier
         block.multiply(depth, d == 0, d == depths - 1);
       }
     }

@@ -89,6 +89,22 @@ inline void pack(const TilePacking& p) {
   });
 }
 
+// One element of A in a row of a tile. Odd rows read it with each product, even ones once for both: neither
+// the loads nor the instructions, of which cores with a second thread have few, then limit the products.
+template <size_t kRow>
+inline void multiply_row(Floats (&sum)[2], const float* a, Floats left, Floats right) {
+#if TRAINER_VECTOR_WIDTH == 16
+  if constexpr (kRow % 2 == 1) {
+    sum[0] = multiply_add_from(a, left, sum[0]);
+    sum[1] = multiply_add_from(a, right, sum[1]);
+    return;
+  }
+#endif
+  const Floats value = splat(*a);
+  sum[0] = multiply_add(value, left, sum[0]);
+  sum[1] = multiply_add(value, right, sum[1]);
+}
+
 template <TileForm kForm, size_t... kRow>
 inline void multiply_rows(const TileProduct& p, float* c, const float* a, int64_t a_stride, const char* next,
                           int64_t next_step, std::index_sequence<kRow...>) {
@@ -100,11 +116,7 @@ inline void multiply_rows(const TileProduct& p, float* c, const float* a, int64_
   (__builtin_prefetch(c + kRow * c_stride + kPanel - 1, 1), ...);
   for (int64_t kk = p.k; kk > 0; --kk) {
     const Floats left = load(b, All{}), right = load(b + kWidth, All{});
-    const auto multiply_row = [&](Floats(&row)[2], float value) {
-      row[0] = multiply_add(splat(value), left, row[0]);
-      row[1] = multiply_add(splat(value), right, row[1]);
-    };
-    (multiply_row(sum[kRow], a[kRow * kRowStride]), ...);
+    (multiply_row<kRow>(sum[kRow], a + kRow * kRowStride, left, right), ...);
     __builtin_prefetch(next, 0, 2);
     a += a_stride;
     b += b_stride;

@@ -43,6 +43,14 @@ inline Floats multiply_add(Floats a, Floats b, Floats c) {
 #endif
 }
 
+#if TRAINER_VECTOR_WIDTH == 16
+// The same; the instruction itself reads `a` from memory.
+inline Floats multiply_add_from(const float* a, Floats b, Floats c) {
+  asm("vfmadd231ps %1%{1to16%}, %2, %0" : "+v"(c) : "m"(*a), "v"(b));
+  return c;
+}
+#endif
+
 inline Floats square_root(Floats x) {
 #if TRAINER_VECTOR_WIDTH == 16
   return _mm512_sqrt_ps(x);
