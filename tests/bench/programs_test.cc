@@ -176,7 +176,8 @@ void expect_roofline(const Json& report) {
 TEST(BenchPrograms, TrainingStepsOnEveryBackend) {
   for (const std::string& backend : KernelPrograms::backends()) {
     const std::string words = "train_step --backend " + backend + " --model " + CONFIGS_FOLDER +
-                              "/simulated-dsp.json --sequence 32 --sequences-per-step 2";
+                              "/simulated-dsp.json --sequence 32 --sequences-per-step 2" +
+                              (backend == "host" ? " --threads 1" : "");
     const Outcome outcome = outcome_of(words + " --json", false);
     ASSERT_EQ(outcome.code, 0) << words;
     const Json report = parse_json(outcome.output, words);
