@@ -12,9 +12,8 @@ namespace trainer {
 namespace {
 
 constexpr double kRoundSeconds = 0.6;  // of measuring matrix products
-// Of each of two arrays: server processors have caches of hundreds of MiB. Simulated kernels only have to
-// work.
-constexpr int64_t kMemoryBytes = int64_t{512} << 20, kSimulatedMemoryBytes = int64_t{64} << 10;
+// Of both arrays: server processors have caches of hundreds of MiB. Simulated kernels only have to work.
+constexpr size_t kMemoryBytes = size_t{1} << 30, kSimulatedMemoryBytes = size_t{128} << 10;
 
 // The products of one micro-batch.
 std::vector<GemmShape> product_shapes(const TrainStepArguments& a) {
@@ -33,15 +32,15 @@ Ceilings::Ceilings(const TrainStepArguments& a)
       threads_(a.threads),
       world_(make_in_process_group(1)),
       backend_(make_training_backend(a.backend, a.config, *world_.front())),
-      rates_(shapes_.size()) {}
+      rates_(shapes_.size()),
+      memory_(device().allocate(name_ == "simt" ? kSimulatedMemoryBytes : kMemoryBytes)) {}
 
 void Ceilings::measure() {
   for (size_t s = 0; s < shapes_.size(); ++s)
     rates_[s].push_back(measure_gemm_rate(*backend_.kernels, dtype_, std::span(&shapes_[s], 1),
                                           kRoundSeconds / static_cast<double>(shapes_.size()),
                                           *backend_.device));
-  memory_rates_.push_back(measure_memory_rate(
-      *backend_.kernels, name_ == "simt" ? kSimulatedMemoryBytes : kMemoryBytes, *backend_.device));
+  memory_rates_.push_back(measure_memory_rate(*backend_.kernels, memory_->bytes(), device()));
 }
 
 double Ceilings::products() const {

@@ -35,6 +35,7 @@ class Ceilings {
   std::vector<std::unique_ptr<Communicator>> world_;
   RankBackend backend_;
   std::vector<std::vector<double>> rates_;  // by shape, then round
+  DeviceMemoryPtr memory_;
   std::vector<double> memory_rates_;
 };
 

@@ -12,6 +12,7 @@
 #include "base/statistics.h"
 #include "comm/collectives.h"
 #include "comm/number_nodes.h"
+#include "device/arena.h"
 #include "model/layer.h"
 #include "ops/gemm_rate.h"
 #include "ops/memory_rate.h"
@@ -19,7 +20,7 @@
 namespace trainer {
 namespace {
 
-constexpr int64_t kMemoryBytes = int64_t{64} << 20;  // of each array that memory's rate is measured with
+constexpr size_t kMemoryBytes = size_t{128} << 20;  // that memory's rate is measured with
 constexpr int64_t kLeastSum = int64_t{1} << 20, kLongestSum = int64_t{8} << 20;  // bytes
 
 double matmul_rate(KernelSet& kernels, const ProfileSubject& s) {
@@ -139,7 +140,8 @@ MachineProfiler::MachineProfiler(const MpiEnvironment& mpi, Communicator& world,
     world_.barrier();
     rate = mean_over_ranks(world_, matmul_rate(*kernels, s));
     world_.barrier();
-    rates_.memory_bytes_per_second = mean_over_ranks(world_, measure_memory_rate(*kernels, kMemoryBytes));
+    rates_.memory_bytes_per_second =
+        mean_over_ranks(world_, measure_memory_rate(*kernels, Arena(kMemoryBytes).bytes()));
   }
 }
 

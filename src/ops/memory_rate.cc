@@ -12,10 +12,9 @@ constexpr size_t kAdditions = 5;
 
 }  // namespace
 
-double measure_memory_rate(KernelSet& kernels, int64_t array_bytes, Device& device) {
-  const int64_t count = array_bytes / static_cast<int64_t>(sizeof(float));
-  const DeviceMemoryPtr memory = device.allocate(2 * static_cast<size_t>(count) * sizeof(float));
-  auto* const sum = reinterpret_cast<float*>(memory->bytes().data());
+double measure_memory_rate(KernelSet& kernels, std::span<std::byte> memory, Device& device) {
+  const auto count = static_cast<int64_t>(memory.size() / (2 * sizeof(float)));
+  auto* const sum = reinterpret_cast<float*>(memory.data());
   const float* const term = sum + count;
   std::vector<double> seconds;
   time_calls(

@@ -151,11 +151,12 @@ TEST(KernelMeter, CreditsNothingTwice) {
   EXPECT_EQ(work.bytes, 1400);
 }
 
-TEST(MemoryRate, IsOfThreeArrays) {
+TEST(MemoryRate, CountsWhatAnAdditionMoves) {
   KernelRecord record;
   record.on = true;
   const auto kernels = make_metered_kernels(make_host_kernels(1), record);
-  const double rate = measure_memory_rate(*kernels, 1 << 20);
+  const auto memory = host_device().allocate(2 << 20);
+  const double rate = measure_memory_rate(*kernels, memory->bytes());
   const KernelSum& sum = record[Kernel::kAdd];
   EXPECT_GE(sum.calls, 5);
   EXPECT_EQ(sum.work.bytes, static_cast<double>(sum.calls * 3 * (1 << 20)));
