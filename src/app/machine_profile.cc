@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "app/agreement.h"
 #include "app/kernels.h"
@@ -16,27 +15,13 @@
 #include "device/arena.h"
 #include "model/layer.h"
 #include "ops/gemm_rate.h"
+#include "ops/memory_rate.h"
 
 namespace trainer {
 namespace {
 
-constexpr int64_t kCopyBytes = int64_t{64} << 20;  // of each array; beyond what caches hold
-constexpr int kCopies = 5;
+constexpr size_t kMemoryBytes = size_t{128} << 20;  // that memory's rate is measured with
 constexpr int64_t kLeastSum = int64_t{1} << 20, kLongestSum = int64_t{8} << 20;  // bytes
-
-// Bytes read and written a second by a kernel that adds one array to another.
-double memory_rate(KernelSet& kernels) {
-  Arena arena(2 * static_cast<size_t>(kCopyBytes));
-  auto* sum = reinterpret_cast<float*>(arena.bytes().data());
-  auto* term = sum + kCopyBytes / 4;
-  std::vector<double> seconds;
-  for (int i = 0; i < kCopies; ++i) {
-    const auto begin = std::chrono::steady_clock::now();
-    kernels.add(ref(sum), ref(static_cast<const float*>(term)), kCopyBytes / 4);
-    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-  }
-  return 3 * static_cast<double>(kCopyBytes) / median(seconds);
-}
 
 double matmul_rate(KernelSet& kernels, const ProfileSubject& s) {
   const ModelConfig& m = s.model;
@@ -112,14 +97,15 @@ Platform to_platform(const MachineProfile& profile) {
       pair.*place = measured;
       pair.source += fmt::format("{}{}: {}", pair.source.empty() ? "" : "; ", where, source);
     };
-    write(LinkUse::kBoundary,
-          {.latency_seconds = link->latency_seconds,
-           .bytes_per_second = link->bytes_per_second,
-           .group = "",
-           .core_wait_seconds = link->core_wait_seconds},
-          fmt::format("a message to a rank that waits, from one that computes nothing meanwhile or does; long "
-                      "ones from every rank to the next at once {:.3g} bytes/s each",
-                      link->together_bytes_per_second));
+    write(
+        LinkUse::kBoundary,
+        {.latency_seconds = link->latency_seconds,
+         .bytes_per_second = link->bytes_per_second,
+         .group = "",
+         .core_wait_seconds = link->core_wait_seconds},
+        fmt::format("a message to a rank that waits, from one that computes nothing meanwhile or does; long "
+                    "ones from every rank to the next at once {:.3g} bytes/s each",
+                    link->together_bytes_per_second));
     write(LinkUse::kCollective,
           {.latency_seconds = link->sum_latency_seconds,
            .bytes_per_second = link->sum_bytes_per_second,
@@ -154,7 +140,8 @@ MachineProfiler::MachineProfiler(const MpiEnvironment& mpi, Communicator& world,
     world_.barrier();
     rate = mean_over_ranks(world_, matmul_rate(*kernels, s));
     world_.barrier();
-    rates_.memory_bytes_per_second = mean_over_ranks(world_, memory_rate(*kernels));
+    rates_.memory_bytes_per_second =
+        mean_over_ranks(world_, measure_memory_rate(*kernels, Arena(kMemoryBytes).bytes()));
   }
 }
 

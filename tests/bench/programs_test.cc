@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
 #include <set>
 
 #include "base/error.h"
@@ -143,11 +144,40 @@ TEST(BenchPrograms, RefuseWhatABackendDoesNotHave) {
   }
 }
 
+// Of one rank.
+void expect_roofline(const Json& report) {
+  const auto number = [](const Json& of, const char* key) { return of[key].get<double>(); };
+  const double best = number(report, "roofline_seconds"), products = number(report, "gemm_flops_per_second"),
+               memory = number(report, "memory_bytes_per_second");
+  EXPECT_GT(memory, 0);
+  EXPECT_NEAR(best, number(report, "roofline_flops") / products + number(report, "roofline_bytes") / memory,
+              1e-9 * best);
+  EXPECT_NEAR(number(report, "roofline_ratio"), best / number(report, "step_seconds"), 1e-9);
+  EXPECT_EQ(report.contains("kernels"), report["backend"] != "cuda");
+  if (!report.contains("kernels")) return;
+  double seconds = 0, flops = 0;
+  for (const Json& row : report["kernels"]) {
+    const std::string what = row.dump();
+    EXPECT_GT(row["calls"].get<int64_t>(), 0) << what;
+    EXPECT_GT(number(row, "bytes"), 0) << what;
+    EXPECT_NEAR(number(row, "ratio") * number(row, "seconds"),
+                number(row, "flops") > 0 ? number(row, "flops") / products : number(row, "bytes") / memory,
+                1e-9 * number(row, "ratio") * number(row, "seconds"))
+        << what;
+    seconds += number(row, "seconds");
+    flops += number(row, "flops");
+  }
+  const auto steps = report["all_step_seconds"].get<std::vector<double>>();
+  EXPECT_LT(seconds, std::accumulate(steps.begin(), steps.end(), 0.0) / static_cast<double>(steps.size()));
+  EXPECT_NEAR(flops, number(report, "roofline_flops"), 1e-9 * flops) << "no product is made twice";
+}
+
 // A rank that trains on memory that the host cannot touch, with the kernels of a GPU.
 TEST(BenchPrograms, TrainingStepsOnEveryBackend) {
   for (const std::string& backend : KernelPrograms::backends()) {
     const std::string words = "train_step --backend " + backend + " --model " + CONFIGS_FOLDER +
-                              "/simulated-dsp.json --sequence 32 --sequences-per-step 2";
+                              "/simulated-dsp.json --sequence 32 --sequences-per-step 2" +
+                              (backend == "host" ? " --threads 1" : "");
     const Outcome outcome = outcome_of(words + " --json", false);
     ASSERT_EQ(outcome.code, 0) << words;
     const Json report = parse_json(outcome.output, words);
@@ -159,6 +189,7 @@ TEST(BenchPrograms, TrainingStepsOnEveryBackend) {
     EXPECT_GT(report["tokens_per_second"].get<double>(), 0);
     EXPECT_GT(report["predicted_memory_bytes"].get<int64_t>(), 100'000);
     EXPECT_GT(report["gemm_flops_per_second"].get<double>(), 0);
+    expect_roofline(report);
   }
 }
 

@@ -9,6 +9,8 @@ import statistics
 import subprocess
 import sys
 
+import picture
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Memory that is kept instead of given back after each tensor, in huge pages, and one pool of threads: most of what an
 # untuned step spends is page faults.
@@ -18,11 +20,13 @@ TUNED = {
     "MALLOC_TOP_PAD_": "268435456",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
+MODELS = ["gpt2-124m", "llama-110m", "qwen2.5-0.5b"]
 PEERS = {  # name: environment, options
     "pytorch as installed": ({}, []),
     "pytorch tuned": (TUNED, []),
     "pytorch tuned, compiled": (TUNED, ["--compile"]),
 }
+STATE_BYTES = 16  # of a parameter: weight, gradient and two moments in fp32
 # What llm.c's CPU trainer reached on two cores like these, fp32, four sequences a step; not run here.
 RECORDED = [("gpt2-124m", "fp32", 256, "llm.c f1e2ace (recorded)", 46.0)]
 
@@ -56,40 +60,41 @@ def measure(a, model, precision, sequence):
             print(f"{model} {precision} {sequence} round {round_number + 1}: {name} "
                   f"{result['tokens_per_second']:.1f} tokens/s", file=sys.stderr)
     middle = {name: statistics.median(r["tokens_per_second"] for r in of) for name, of in runs.items()}
+    peak = {name: max(r["peak_memory_bytes"] for r in of) for name, of in runs.items()}
+    beyond = {name: peak[name] - STATE_BYTES * runs[name][0]["parameters"] for name in runs}
+    ours = {"ours_tokens_per_second": middle["ours"], "ours_peak_memory_bytes": peak["ours"],
+            "ours_memory_beyond_state_bytes": beyond["ours"]}
+    for key, of in [("ours_of_gemm_rate", "ratio"), ("ours_roofline_ratio", "roofline_ratio")]:
+        ours[key] = statistics.median(r[of] for r in runs["ours"])
     rows = []
     for name in a.peers:
         rows.append({
             "model": model, "precision": precision, "sequence": sequence, "peer": name,
-            "tokens_per_second": middle[name], "ours_tokens_per_second": middle["ours"],
-            "ratio": middle["ours"] / middle[name],
-            "peak_memory_bytes": max(r["peak_memory_bytes"] for r in runs[name]),
-            "ours_peak_memory_bytes": max(r["peak_memory_bytes"] for r in runs["ours"]),
-            "ours_of_gemm_rate": statistics.median(r["ratio"] for r in runs["ours"]),
+            "tokens_per_second": middle[name], "ratio": middle["ours"] / middle[name],
+            "peak_memory_bytes": peak[name], "memory_beyond_state_bytes": beyond[name],
+            "memory_beyond_state_ratio": beyond["ours"] / beyond[name], **ours,
             "rounds": [[r["tokens_per_second"] for r in runs[n]] for n in (name, "ours")],
         })
     for of_model, of_precision, of_sequence, name, rate in RECORDED:
         if (of_model, of_precision, of_sequence) == (model, precision, sequence):
             rows.append({"model": model, "precision": precision, "sequence": sequence, "peer": name,
-                         "tokens_per_second": rate, "ours_tokens_per_second": middle["ours"],
-                         "ratio": middle["ours"] / rate, "peak_memory_bytes": None,
-                         "ours_peak_memory_bytes": rows[0]["ours_peak_memory_bytes"]})
+                         "tokens_per_second": rate, "ratio": middle["ours"] / rate, "peak_memory_bytes": None, **ours})
     return rows, runs
 
 
-def table(rows):
-    lines = ["| model | precision | sequence | peer | peer, tokens/s | ours, tokens/s | ratio | peer, GiB | ours, GiB |",
-             "|---|---|---:|---|---:|---:|---:|---:|---:|"]
-    for r in rows:
-        gib = ["" if b is None else f"{b / 2**30:.2f}" for b in (r["peak_memory_bytes"], r["ours_peak_memory_bytes"])]
-        lines.append(f"| {r['model']} | {r['precision']} | {r['sequence']} | {r['peer']} | {r['tokens_per_second']:.1f} "
-                     f"| {r['ours_tokens_per_second']:.1f} | {r['ratio']:.2f} | {gib[0]} | {gib[1]} |")
-    return "\n".join(lines) + "\n"
+def write(a, rows, heading):
+    for path, content in [(a.json, lambda: json.dumps(rows, indent=1) + "\n"), (a.markdown, lambda: picture.table(rows)),
+                          (a.svg, lambda: picture.picture(rows, "Tokens a second, training on this processor"))]:
+        if path:
+            pathlib.Path(path).write_text(content())
 
 
 def main():
     parser = argparse.ArgumentParser(prog="tools/compare/cpu.sh", description="Training steps against PyTorch's.")
     parser.add_argument("--json", help="write the rows here")
-    parser.add_argument("--models", nargs="+", default=["gpt2-124m", "llama-110m"], choices=["gpt2-124m", "llama-110m"])
+    parser.add_argument("--markdown", help="write the table here, too")
+    parser.add_argument("--svg", help="write a picture of the rates here")
+    parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--precisions", nargs="+", default=["bf16", "fp32"], choices=["bf16", "fp32"])
     parser.add_argument("--sequences", nargs="+", type=int, default=[256, 1024])
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS))
@@ -99,23 +104,24 @@ def main():
     parser.add_argument("--micro-batch-tokens", type=int, default=1024, help="of one forward and backward")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     a = parser.parse_args()
-    if a.json and not pathlib.Path(a.json).absolute().parent.is_dir():
-        parser.error(f"--json {a.json}: no such folder")
+    for name in ("json", "markdown", "svg"):
+        path = getattr(a, name)
+        if path and not pathlib.Path(path).absolute().parent.is_dir():
+            parser.error(f"--{name} {path}: no such folder")
     if not (ROOT / "build/bench/train_step").exists():
         parser.error("build/bench/train_step is not built: cmake --preset default && cmake --build --preset default")
 
-    rows, ours = [], None
+    rows = []
     for model in a.models:
         for sequence in a.sequences:
             for precision in a.precisions:
                 of_case, runs = measure(a, model, precision, sequence)
                 rows += of_case
-                ours = runs["ours"][0]
-                version = next((r[0]["version"] for n, r in runs.items() if n != "ours"), "")
-                if a.json:  # what there is so far
-                    pathlib.Path(a.json).write_text(json.dumps(rows, indent=1) + "\n")
-    print(f"{datetime.date.today()}, {ours['machine']}, {a.threads} threads, PyTorch {version}; medians of {a.rounds} "
-          f"rounds\n\n{table(rows)}", end="")
+                version = runs[a.peers[0]][0]["version"]
+                heading = (f"{datetime.date.today()}, {runs['ours'][0]['machine']}, {a.threads} threads, PyTorch "
+                           f"{version}; medians of {a.rounds} rounds")
+                write(a, rows, heading)  # what there is so far
+    print(f"{heading}\n\n{picture.table(rows)}", end="")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Compares training steps of this program with PyTorch's on this machine's cores: the same shapes, batch, precision,
-# threads, optimizer and clipping, in turn within one run. Prints a table; options: --help.
+# threads, optimizer and clipping, in turn within one run (docs/benchmarks.md). Prints a table; options: --help.
 #
-#   tools/compare/cpu.sh --json rows.json
+#   tools/compare/cpu.sh --json rows.json --markdown table.md --svg picture.svg
 #
 # PYTHON: an interpreter with PyTorch (default: .venv/bin/python, else python3).
 set -euo pipefail

@@ -1,11 +1,13 @@
 """Times training steps of a model in PyTorch on this machine's CPU, for a comparison with bench/train_step.
 
-The models are GPT-2 124M and Llama 110M as bench/train_step has them: same shapes, tied head, random tokens. A step is
-forward and backward of each micro-batch, clipping by the global norm, fused AdamW with decay on matrices only. bf16 is
-autocast over fp32 parameters, as is usual with PyTorch. Prints one JSON object.
+The models are GPT-2 124M, Llama 110M and Qwen2.5 0.5B as bench/train_step has them: same shapes, tied head, random tokens,
+and as many learned positions as a longer sequence needs. A step is forward and backward of each micro-batch, clipping by
+the global norm, fused AdamW with decay on matrices only. bf16 is autocast over fp32 parameters, as is usual with PyTorch.
+Prints one JSON object.
 """
 
 import argparse
+import dataclasses
 import json
 import resource
 import statistics
@@ -15,43 +17,71 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-HIDDEN, LAYERS, HEADS, HEAD_DIM = 768, 12, 12, 64
+
+@dataclasses.dataclass
+class Shape:
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+    groups: int  # of queries that share a key
+    ffn: int
+    positions: int = 0  # learned ones; 0: rotary
+    qkv_bias: bool = False
+    epsilon: float = 1e-5
+    rope_base: float = 10000.0
+
+    @property
+    def head_dim(self):
+        return self.hidden // self.heads
+
+    @property
+    def widths(self):  # of queries, keys and values, as one product gives them
+        return [self.heads * self.head_dim, *[self.groups * self.head_dim] * 2]
+
+
+SHAPES = {
+    "gpt2-124m": Shape(50257, 768, 12, 12, 12, 3072, positions=1024, qkv_bias=True),
+    "llama-110m": Shape(32000, 768, 12, 12, 12, 2048),
+    "qwen2.5-0.5b": Shape(151936, 896, 24, 14, 2, 4864, qkv_bias=True, epsilon=1e-6, rope_base=1e6),
+}
 
 
 class Gpt2Block(nn.Module):
-    def __init__(self):
+    def __init__(self, shape):
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
-        self.qkv, self.output = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
-        self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
+        self.shape = shape
+        self.norm1, self.norm2 = nn.LayerNorm(shape.hidden), nn.LayerNorm(shape.hidden)
+        self.qkv, self.output = nn.Linear(shape.hidden, sum(shape.widths)), nn.Linear(shape.hidden, shape.hidden)
+        self.up, self.down = nn.Linear(shape.hidden, shape.ffn), nn.Linear(shape.ffn, shape.hidden)
 
     def forward(self, x, _):
-        x = x + self.output(attention(*self.qkv(self.norm1(x)).chunk(3, dim=-1)))
+        x = x + self.output(attention(self.shape, self.qkv(self.norm1(x))))
         return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
 
 
 class LlamaBlock(nn.Module):
-    FFN = 2048
-
-    def __init__(self):
+    def __init__(self, shape):
         super().__init__()
-        self.norm1, self.norm2 = nn.RMSNorm(HIDDEN, eps=1e-5), nn.RMSNorm(HIDDEN, eps=1e-5)
-        self.qkv, self.output = (nn.Linear(HIDDEN, n * HIDDEN, bias=False) for n in (3, 1))
-        self.gate_up = nn.Linear(HIDDEN, 2 * self.FFN, bias=False)
-        self.down = nn.Linear(self.FFN, HIDDEN, bias=False)
+        self.shape = shape
+        self.norm1, self.norm2 = (nn.RMSNorm(shape.hidden, eps=shape.epsilon) for _ in range(2))
+        self.qkv = nn.Linear(shape.hidden, sum(shape.widths), bias=shape.qkv_bias)
+        self.output = nn.Linear(shape.widths[0], shape.hidden, bias=False)
+        self.gate_up = nn.Linear(shape.hidden, 2 * shape.ffn, bias=False)
+        self.down = nn.Linear(shape.ffn, shape.hidden, bias=False)
 
     def forward(self, x, angles):
-        q, k, v = self.qkv(self.norm1(x)).chunk(3, dim=-1)
-        x = x + self.output(attention(q, k, v, angles))
+        x = x + self.output(attention(self.shape, self.qkv(self.norm1(x)), angles))
         gate, up = self.gate_up(self.norm2(x)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)
 
 
-def attention(q, k, v, angles=None):
-    q, k, v = (t.unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2) for t in (q, k, v))
+def attention(shape, qkv, angles=None):
+    q, k, v = (t.unflatten(-1, (-1, shape.head_dim)).transpose(1, 2) for t in qkv.split(shape.widths, dim=-1))
     if angles is not None:
         q, k = rotate(q, *angles), rotate(k, *angles)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+    shared = shape.groups < shape.heads
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared).transpose(1, 2).flatten(2)
 
 
 def rotate(x, cos, sin):
@@ -60,14 +90,15 @@ def rotate(x, cos, sin):
 
 
 class Model(nn.Module):
-    def __init__(self, name, sequence):
+    def __init__(self, shape, sequence):
         super().__init__()
-        gpt2 = name == "gpt2-124m"
-        self.embedding = nn.Embedding(50257 if gpt2 else 32000, HIDDEN)
-        self.positions = nn.Embedding(1024, HIDDEN) if gpt2 else None
-        self.blocks = nn.ModuleList((Gpt2Block if gpt2 else LlamaBlock)() for _ in range(LAYERS))
-        self.norm = nn.LayerNorm(HIDDEN) if gpt2 else nn.RMSNorm(HIDDEN, eps=1e-5)
-        steps = torch.arange(sequence)[:, None] * 10000.0 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+        gpt2 = shape.positions > 0
+        self.embedding = nn.Embedding(shape.vocabulary, shape.hidden)
+        self.positions = nn.Embedding(max(shape.positions, sequence), shape.hidden) if gpt2 else None
+        self.blocks = nn.ModuleList((Gpt2Block if gpt2 else LlamaBlock)(shape) for _ in range(shape.layers))
+        self.norm = nn.LayerNorm(shape.hidden) if gpt2 else nn.RMSNorm(shape.hidden, eps=shape.epsilon)
+        inverse = shape.rope_base ** (-torch.arange(0, shape.head_dim, 2) / shape.head_dim)
+        steps = torch.arange(sequence)[:, None] * inverse
         steps = torch.cat((steps, steps), dim=-1)
         self.register_buffer("cos", steps.cos(), persistent=False)
         self.register_buffer("sin", steps.sin(), persistent=False)
@@ -87,7 +118,7 @@ class Model(nn.Module):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True, choices=["gpt2-124m", "llama-110m"])
+    parser.add_argument("--model", required=True, choices=list(SHAPES))
     parser.add_argument("--precision", default="bf16", choices=["bf16", "fp32"])
     parser.add_argument("--sequence", type=int, default=1024)
     parser.add_argument("--sequences-per-step", type=int, default=8)
@@ -99,7 +130,7 @@ def main():
 
     torch.set_num_threads(a.threads)
     torch.manual_seed(1)
-    model = Model(a.model, a.sequence)
+    model = Model(SHAPES[a.model], a.sequence)
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
