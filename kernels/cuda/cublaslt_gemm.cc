@@ -6,14 +6,15 @@
 #include <bit>
 
 #include "base/error.h"
+#include "cuda/cublaslt_library.h"
 
 namespace trainer::cuda {
 namespace {
 
 void check_blas(cublasStatus_t status, const char* what) {
   if (status != CUBLAS_STATUS_SUCCESS)
-    run_error("{} failed: cuBLAS: {} ({})", what, cublasLtGetStatusString(status),
-              cublasLtGetStatusName(status));
+    run_error("{} failed: cuBLAS: {} ({})", what, cublas_lt().status_string(status),
+              cublas_lt().status_name(status));
 }
 
 cudaDataType_t type_of(DType type) { return type == DType::kF32 ? CUDA_R_32F : CUDA_R_16BF; }
@@ -30,11 +31,11 @@ uint32_t alignment_of(const void* data) {
 class Layout {
  public:
   Layout(DType type, int64_t rows, int64_t columns) {
-    check_blas(cublasLtMatrixLayoutCreate(&layout_, type_of(type), static_cast<uint64_t>(rows),
-                                          static_cast<uint64_t>(columns), rows),
+    check_blas(cublas_lt().create_layout(&layout_, type_of(type), static_cast<uint64_t>(rows),
+                                         static_cast<uint64_t>(columns), rows),
                "cublasLtMatrixLayoutCreate");
   }
-  ~Layout() { cublasLtMatrixLayoutDestroy(layout_); }
+  ~Layout() { cublas_lt().destroy_layout(layout_); }
   Layout(const Layout&) = delete;
   Layout& operator=(const Layout&) = delete;
   cublasLtMatrixLayout_t get() const { return layout_; }
@@ -46,14 +47,15 @@ class Layout {
 class Description {
  public:
   explicit Description(cublasComputeType_t compute) {
-    check_blas(cublasLtMatmulDescCreate(&description_, compute, CUDA_R_32F), "cublasLtMatmulDescCreate");
+    check_blas(cublas_lt().create_description(&description_, compute, CUDA_R_32F),
+               "cublasLtMatmulDescCreate");
   }
-  ~Description() { cublasLtMatmulDescDestroy(description_); }
+  ~Description() { cublas_lt().destroy_description(description_); }
   Description(const Description&) = delete;
   Description& operator=(const Description&) = delete;
   template <class T>
   void set(cublasLtMatmulDescAttributes_t attribute, const T& value) const {
-    check_blas(cublasLtMatmulDescSetAttribute(description_, attribute, &value, sizeof value),
+    check_blas(cublas_lt().set_description(description_, attribute, &value, sizeof value),
                "cublasLtMatmulDescSetAttribute");
   }
   cublasLtMatmulDesc_t get() const { return description_; }
@@ -64,13 +66,13 @@ class Description {
 
 class Preference {
  public:
-  Preference() { check_blas(cublasLtMatmulPreferenceCreate(&preference_), "cublasLtMatmulPreferenceCreate"); }
-  ~Preference() { cublasLtMatmulPreferenceDestroy(preference_); }
+  Preference() { check_blas(cublas_lt().create_preference(&preference_), "cublasLtMatmulPreferenceCreate"); }
+  ~Preference() { cublas_lt().destroy_preference(preference_); }
   Preference(const Preference&) = delete;
   Preference& operator=(const Preference&) = delete;
   template <class T>
   void set(cublasLtMatmulPreferenceAttributes_t attribute, const T& value) const {
-    check_blas(cublasLtMatmulPreferenceSetAttribute(preference_, attribute, &value, sizeof value),
+    check_blas(cublas_lt().set_preference(preference_, attribute, &value, sizeof value),
                "cublasLtMatmulPreferenceSetAttribute");
   }
   cublasLtMatmulPreference_t get() const { return preference_; }
@@ -94,12 +96,12 @@ struct CublasLtGemm::Plan {
 };
 
 CublasLtGemm::CublasLtGemm(bool tf32) : tf32_(tf32) {
-  check_blas(cublasLtCreate(&handle_), "cublasLtCreate");
+  check_blas(cublas_lt().create(&handle_), "cublasLtCreate");
 }
 
 CublasLtGemm::~CublasLtGemm() {
   plans_.clear();
-  cublasLtDestroy(handle_);
+  cublas_lt().destroy(handle_);
 }
 
 const CublasLtGemm::Plan& CublasLtGemm::plan_of(const Shape& s) {
@@ -126,8 +128,8 @@ const CublasLtGemm::Plan& CublasLtGemm::plan_of(const Shape& s) {
   cublasLtMatmulHeuristicResult_t best{};
   int count = 0;
   const cublasStatus_t status =
-      cublasLtMatmulAlgoGetHeuristic(handle_, plan->description.get(), plan->a.get(), plan->b.get(),
-                                     plan->d.get(), plan->d.get(), preference.get(), 1, &best, &count);
+      cublas_lt().find_algorithms(handle_, plan->description.get(), plan->a.get(), plan->b.get(),
+                                  plan->d.get(), plan->d.get(), preference.get(), 1, &best, &count);
   if (status != CUBLAS_STATUS_NOT_SUPPORTED) check_blas(status, "cublasLtMatmulAlgoGetHeuristic");
   plan->found = status == CUBLAS_STATUS_SUCCESS && count > 0 && best.state == CUBLAS_STATUS_SUCCESS;
   plan->algorithm = best.algo;
@@ -146,10 +148,10 @@ bool CublasLtGemm::multiply(Shape s, void* d, const void* a, const void* b, cons
   if (!plan.found) return false;
   if (bias) plan.description.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
   const float one = 1, beta = s.accumulate ? 1 : 0;
-  check_blas(
-      cublasLtMatmul(handle_, plan.description.get(), &one, a, plan.a.get(), b, plan.b.get(), &beta, d,
-                     plan.d.get(), d, plan.d.get(), &plan.algorithm, workspace.data(), s.workspace, stream),
-      "cublasLtMatmul");
+  check_blas(cublas_lt().matmul(handle_, plan.description.get(), &one, a, plan.a.get(), b, plan.b.get(),
+                                &beta, d, plan.d.get(), d, plan.d.get(), &plan.algorithm, workspace.data(),
+                                s.workspace, stream),
+             "cublasLtMatmul");
   return true;
 }
 
