@@ -89,6 +89,7 @@ double measure_rate(const RankBackend& backend, const Model& model, const Config
 }
 
 int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
+  StartTimes times("program and MPI");
   const auto world = mpi.world();
   configure_logging(mpi.rank(), mpi.size());
   std::optional<ConfigArguments> arguments;
@@ -105,6 +106,7 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
       input_error("{}: key 'run.directory' is missing: where the run is kept", arguments->config);
     data = open_training(config, mpi);
   });
+  times.part("config and data");
   double gemm_rate = 0;
   together(*world, [&] {
     backend = make_backend(config, *world);
@@ -117,6 +119,7 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
     sum_over_ranks(*world, rate);
     gemm_rate = rate[0];
   });
+  times.part("rate of matrix products");
   together(*world, [&] {
     if (mpi.rank() == 0) prepare_directory(config, arguments->overrides, resume);
   });
@@ -124,7 +127,9 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
     job = std::make_unique<TrainingJob>(config, std::move(data), std::move(backend), *world,
                                         config.run.directory, gemm_rate);
   });
-  job->prepare(resume);
+  times.part("plan");
+  job->prepare(resume, &times);
+  log_info("{}", times.describe());
   // SIGUSR1 is what mpirun passes on to its ranks; SIGTERM and SIGINT to mpirun leave them too little time.
   for (int signal : {SIGTERM, SIGINT, SIGUSR1}) std::signal(signal, handle_signal);
   const JobSummary s = job->train();
@@ -133,6 +138,7 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
     Json summary;
     summary["steps"] = s.steps;
     summary["ranks"] = mpi.size();
+    summary["ready_seconds"] = times.seconds();
     summary["train_seconds"] = s.train_seconds;
     summary["tokens_per_second"] = s.tokens_per_second;
     summary["loss"] = s.last_loss;

@@ -53,15 +53,14 @@ TrainingJob::~TrainingJob() = default;
 
 void TrainingJob::request_stop() { stop_requested = true; }
 
-void TrainingJob::prepare(bool resume) {
+void TrainingJob::prepare(bool resume, StartTimes* times) {
   memory_plan_ = rank_->memory_plan();
   if (world_.rank() == 0) write_plan(memory_plan_);
-  const std::string latest = resume ? state_.newest(files_.checkpoints) : std::string();
   together(world_, [&] { rank_->allocate(); });
-  if (latest.empty())
-    state_.initialize();
-  else
-    state_.restore(latest);
+  if (times) times->part("memory");
+  const std::string latest = resume ? state_.restore_newest(files_.checkpoints) : std::string();
+  if (latest.empty()) state_.initialize();
+  if (times) times->part(latest.empty() ? "weights" : "checkpoint");
   if (world_.rank() != 0) return;
   replay_.emplace(rank_->problem());
   if (!latest.empty()) log_info("resuming after step {} from {}", state_.step(), latest);

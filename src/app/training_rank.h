@@ -48,11 +48,16 @@ class TrainingRank {
 
   MemoryPlan memory_plan() const;
   std::string describe_plan() const;
-  // Allocates the arenas; the state is undefined until one of the three below has run.
+  // Allocates the arenas; the state is undefined until it is set by what follows.
   void allocate();
   void initialize_random();
   void initialize_from(const ModelSource& source);
-  void restore(const CheckpointReader& checkpoint);
+  // Parameters only, and all of the state: each rank by itself, so that one may fail while others do not.
+  // `refresh_working_weights` must follow.
+  void read_weights(const ModelSource& source);
+  void read_state(const CheckpointReader& checkpoint);
+  // Collective under ZeRO.
+  void refresh_working_weights();
 
   // Steps first ... first + count - 1.
   void run(int64_t first_step, int count, const std::function<void(int64_t)>& on_step);
@@ -83,6 +88,7 @@ class TrainingRank {
  private:
   void compare_digests();
   int64_t micro_batch_tokens() const;
+  int64_t threads() const;  // of the host
   void place_inputs_and_tables();
   std::vector<float> copy_to_host(const float* values, int64_t count) const;
   std::unique_ptr<TrainingBinder> make_binder(const Problem& problem, StepInputs& inputs, WaitLedger* ledger);

@@ -1,28 +1,39 @@
 #include "app/training_state.h"
 
+#include <thread>
+
 #include "app/agreement.h"
 #include "base/error.h"
 
 namespace trainer {
 
-std::string TrainingState::newest(const std::filesystem::path& root) {
-  // Looking for the newest good checkpoint reads all of it, so one rank does it.
-  return from_first_rank(world_, [&] {
-    const auto found = find_latest_checkpoint(root);
-    return found ? found->string() : std::string();
-  });
-}
-
 void TrainingState::initialize() {
+  if (config_.model.initialize_from.empty()) return together(world_, [&] { rank_.initialize_random(); });
   together(world_, [&] {
-    if (config_.model.initialize_from.empty()) return rank_.initialize_random();
     const auto source = open_model_source(config_.model.initialize_from);
     if (world_.rank() == 0) source->check(parameters_of(rank_.model()));
-    rank_.initialize_from(*source);
+    rank_.read_weights(*source);
   });
+  rank_.refresh_working_weights();
 }
 
-void TrainingState::restore(const std::filesystem::path& directory) {
+std::string TrainingState::restore_newest(const std::filesystem::path& root) {
+  std::optional<CheckpointSearch> search;
+  if (world_.rank() == 0) search.emplace(root);
+  for (;;) {
+    const std::string found = from_first_rank(world_, [&] {
+      const auto next = search->next();
+      return next ? next->string() : std::string();
+    });
+    if (found.empty()) return found;
+    const std::string damage = restore(found);
+    if (search && damage.empty()) search->warn_of_interrupted();
+    if (damage.empty()) return found;
+    if (search) search->pass_over(damage);
+  }
+}
+
+std::string TrainingState::restore(const std::filesystem::path& directory) {
   std::optional<CheckpointReader> checkpoint;
   const std::string where = directory.string();
   together(world_, [&] {
@@ -37,9 +48,32 @@ void TrainingState::restore(const std::filesystem::path& directory) {
           "with model.initialize_from",
           where);
   });
-  together(world_, [&] { rank_.restore(*checkpoint); });
+  // Both read the same bytes at about the same time, so that the disk brings them once.
+  std::string damage;
+  std::exception_ptr failure;
+  {
+    const std::jthread verification([&] {
+      try {
+        checkpoint->verify(static_cast<size_t>(world_.rank()), static_cast<size_t>(world_.size()));
+      } catch (const std::exception& e) {
+        damage = e.what();
+      }
+    });
+    try {
+      rank_.read_state(*checkpoint);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+  for (const std::string& found : all_gather_bytes(world_, damage))
+    if (!found.empty()) return found;
+  together(world_, [&] {
+    if (failure) std::rethrow_exception(failure);
+  });
+  rank_.refresh_working_weights();
   step_ = checkpoint->step();
   consecutive_skips_ = json_integer(checkpoint->state(), "consecutive_skips", where, 0);
+  return {};
 }
 
 Json TrainingState::describe() const {

@@ -14,12 +14,11 @@ class TrainingState {
   TrainingState(const Config& config, const TrainingData& data, TrainingRank& rank, Communicator& world)
       : config_(config), data_(data), rank_(rank), world_(world) {}
 
-  // The newest good checkpoint in `root`; empty: there is none. Collective.
-  std::string newest(const std::filesystem::path& root);
   // From model.initialize_from, else at random. Collective.
   void initialize();
-  // Throws InputError when the checkpoint does not belong to this model and data. Collective.
-  void restore(const std::filesystem::path& checkpoint);
+  // From the newest good checkpoint in `root`, which is returned; empty: there is none, and nothing changed.
+  // Throws InputError when that checkpoint does not belong to this model and data. Collective.
+  std::string restore_newest(const std::filesystem::path& root);
   // Makes a checkpoint in `root`, complete or not at all, and removes all but the newest
   // checkpoint.keep_last. Throws RunError, on all ranks, when any of them cannot write. Collective.
   void save(const std::filesystem::path& root);
@@ -30,6 +29,8 @@ class TrainingState {
   int64_t step() const { return step_; }  // steps complete
 
  private:
+  // What is found damaged while the state is read; empty: nothing is.
+  std::string restore(const std::filesystem::path& checkpoint);
   Json describe() const;
 
   const Config& config_;

@@ -86,8 +86,8 @@ class CheckpointReader {
   const std::vector<int64_t>* shape(const std::string& name) const;
   // Elements [begin, begin + values.size()) of `name`, whose shape is not looked at.
   void read(const std::string& name, int64_t begin, std::span<float> values) const;
-  // Reads every byte of every part and compares checksums.
-  void verify() const;
+  // Reads every byte of every `shares`-th part, from part `share` on, and compares checksums.
+  void verify(size_t share = 0, size_t shares = 1) const;
 
  private:
   struct Slice {
@@ -108,6 +108,25 @@ class CheckpointReader {
   std::vector<uint64_t> checksums_;
   std::vector<SafetensorsFile> parts_;
   std::map<std::string, Tensor> tensors_;
+};
+
+// Looks through the checkpoints below `root`, newest first. Those passed over are warned of.
+class CheckpointSearch {
+ public:
+  explicit CheckpointSearch(std::filesystem::path root);
+  // The newest not yet looked at that is complete; its data is not read. nullopt: there is none at all.
+  // Throws InputError when there are some, but none that can be used.
+  std::optional<std::filesystem::path> next();
+  // What `next` gave cannot be used.
+  void pass_over(const std::string& why);
+  // What `next` gave is used: warns of newer ones that were never completed.
+  void warn_of_interrupted() const;
+
+ private:
+  std::filesystem::path root_;
+  std::vector<ListedCheckpoint> left_;  // oldest first
+  std::optional<int64_t> step_;         // of what `next` gave
+  std::string problem_;                 // of the newest passed over
 };
 
 // The newest checkpoint below `root` that is complete and whose checksums are right. Those passed over are
