@@ -78,13 +78,23 @@ void prepare_directory(const Config& config, const std::vector<std::string>& ove
 
 void handle_signal(int) { TrainingJob::request_stop(); }
 
+// On the host the rate of a core is that of any product of some hundred rows, and a training that has yet to
+// begin waits for it: so few rows are enough, of the largest products.
+constexpr int64_t kHostRateTokens = 512;
+constexpr double kHostRateSeconds = 0.2;
+
 double measure_rate(const RankBackend& backend, const Model& model, const Config& config) {
   const ModelConfig& m = model.config();
-  const int64_t tokens = config.training.micro_batch_size * config.data.sequence_length;
-  const std::vector<GemmShape> shapes = {{tokens, m.q_width() + 2 * m.kv_width(), m.hidden_size},
-                                         {tokens, m.ffn_hidden_size * (m.gated_mlp() ? 2 : 1), m.hidden_size},
-                                         {tokens, m.hidden_size, m.ffn_hidden_size}};
-  return measure_gemm_rate(*backend.kernels, config.precision.compute, shapes, kGemmRateSeconds,
+  int64_t tokens = config.training.micro_batch_size * config.data.sequence_length;
+  std::vector<GemmShape> shapes;
+  if (backend.device->host_reaches())
+    tokens = std::min(tokens, kHostRateTokens);
+  else
+    shapes.push_back({tokens, m.q_width() + 2 * m.kv_width(), m.hidden_size});
+  shapes.push_back({tokens, m.ffn_hidden_size * (m.gated_mlp() ? 2 : 1), m.hidden_size});
+  shapes.push_back({tokens, m.hidden_size, m.ffn_hidden_size});
+  return measure_gemm_rate(*backend.kernels, config.precision.compute, shapes,
+                           backend.device->host_reaches() ? kHostRateSeconds : kGemmRateSeconds,
                            *backend.device);
 }
 

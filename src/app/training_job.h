@@ -52,6 +52,7 @@ class TrainingJob {
   void write_simulated_step(const Timeline& measured);
   void note_skip(const StepResult& result, int64_t step);
   void publish(const StepMetrics& metrics);
+  void finish_save_before_failing();
 
   Config config_;
   TrainingData data_;

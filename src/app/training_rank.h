@@ -29,10 +29,11 @@ InputShape input_shape(const Config& config, const Problem& problem, int rank);
 OptimizerSettings make_optimizer_settings(const Config& config);
 
 struct MemoryPlan {
-  TierBytes tiers{};    // arenas
-  int64_t program = 0;  // resident before they are allocated: code, libraries, data
-  int64_t tables = 0;   // model constants and inputs, where a device needs copies
-  int64_t total() const { return tiers[0] + tiers[1] + tiers[2] + program + tables; }
+  TierBytes tiers{};            // arenas
+  int64_t program = 0;          // resident before they are allocated: code, libraries, data
+  int64_t tables = 0;           // model constants and inputs, where a device needs copies
+  int64_t checkpoint_copy = 0;  // of the state, from the first checkpoint in the background on
+  int64_t total() const { return tiers[0] + tiers[1] + tiers[2] + program + tables + checkpoint_copy; }
 };
 
 class TrainingRank {
@@ -72,6 +73,8 @@ class TrainingRank {
   // This rank's share of a checkpoint: parameters and moments it is the first to hold; copies of them where
   // the host does not reach the device's memory.
   std::vector<PartTensor> checkpoint_tensors();
+  // What their values take.
+  int64_t checkpoint_bytes() const;
   int64_t updates_done() const { return binder_->updates_done(); }
   // Master values [ParameterSpec::count()] of what is held here of a parameter, in the device's memory; null:
   // nothing.
@@ -79,6 +82,7 @@ class TrainingRank {
   // The same on the host.
   std::optional<std::vector<float>> parameter_values(const std::string& name) const;
 
+  int64_t threads() const;  // of the host
   const Problem& problem() const { return problem_; }
   const StepGraph& graph() const { return graph_; }
   const Model& model() const { return model_; }
@@ -88,7 +92,6 @@ class TrainingRank {
  private:
   void compare_digests();
   int64_t micro_batch_tokens() const;
-  int64_t threads() const;  // of the host
   void place_inputs_and_tables();
   std::vector<float> copy_to_host(const float* values, int64_t count) const;
   std::unique_ptr<TrainingBinder> make_binder(const Problem& problem, StepInputs& inputs, WaitLedger* ledger);

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/on_threads.h"
 #include "device/arena.h"
+#include "schedule/shards.h"
 
 namespace trainer {
 namespace {
@@ -135,6 +136,21 @@ std::vector<PartTensor> TrainingRank::checkpoint_tensors() {
     }
   }
   return tensors;
+}
+
+int64_t TrainingRank::checkpoint_bytes() const {
+  const int rank = world_.rank(), replica = problem_.replica_of(rank);
+  if (problem_.sharding() == 0 && replica != 0) return 0;
+  const auto stage = static_cast<size_t>(problem_.stage_of(rank));
+  int64_t elements = 0;
+  for (int l = problem_.first_layer[stage]; l < problem_.first_layer[stage + 1]; ++l) {
+    const ShardRange range = problem_.sharding() > 0 ? shard_range(problem_.layers[static_cast<size_t>(l)],
+                                                                   problem_.replicas, replica)
+                                                     : ShardRange{0, model_.layer(l).block_size()};
+    for (const ParameterSpec& p : model_.layer(l).parameters())
+      if (!p.replicated() || problem_.tensor_of(rank) == 0) elements += held_part(p, range).count;
+  }
+  return elements * 3 * static_cast<int64_t>(sizeof(float));  // the parameter and its two moments
 }
 
 std::vector<float> TrainingRank::copy_to_host(const float* values, int64_t count) const {

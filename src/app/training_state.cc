@@ -1,6 +1,7 @@
 #include "app/training_state.h"
 
 #include <thread>
+#include <utility>
 
 #include "app/agreement.h"
 #include "base/error.h"
@@ -86,23 +87,52 @@ Json TrainingState::describe() const {
   return state;
 }
 
-void TrainingState::save(const std::filesystem::path& root) {
-  const std::filesystem::path directory =
+TrainingState::Begun TrainingState::begin(const std::filesystem::path& root) {
+  finish_save();
+  const std::string directory =
       from_first_rank(world_, [&] { return begin_checkpoint(root, step_).string(); });
+  return {root, directory, {step_, step_ * config_.training.global_batch_size, describe()}};
+}
+
+template <class Write>
+void TrainingState::complete_save(const Begun& begun, Write&& write) {
   // A rank that cannot write must not leave the others waiting, nor the old checkpoint replaced.
   try {
-    together(world_, [&] { write_part(directory, world_.rank(), rank_.checkpoint_tensors()); });
+    together(world_, write);
   } catch (const Error& error) {
-    if (world_.rank() == 0) abandon_checkpoint(directory);
-    run_error("step {} could not be saved: {}", step_, error.what());
+    if (world_.rank() == 0) abandon_checkpoint(begun.directory);
+    run_error("step {} could not be saved: {}", begun.state.step, error.what());
   }
   together(world_, [&] {
     if (world_.rank() != 0) return;
     std::vector<PartInfo> parts;
-    for (int r = 0; r < world_.size(); ++r) parts.push_back(read_part_info(directory, r));
-    finish_checkpoint(directory, parts, {step_, step_ * config_.training.global_batch_size, describe()});
-    rotate_checkpoints(root, static_cast<int>(config_.checkpoint.keep_last));
+    for (int r = 0; r < world_.size(); ++r) parts.push_back(read_part_info(begun.directory, r));
+    finish_checkpoint(begun.directory, parts, begun.state);
+    rotate_checkpoints(begun.root, static_cast<int>(config_.checkpoint.keep_last));
   });
+}
+
+void TrainingState::save(const std::filesystem::path& root) {
+  const Begun begun = begin(root);
+  complete_save(begun, [&] { write_part(begun.directory, world_.rank(), rank_.checkpoint_tensors()); });
+}
+
+void TrainingState::begin_save(const std::filesystem::path& root) {
+  begun_ = begin(root);
+  try {
+    together(world_, [&] {
+      background_.start(begun_->directory, world_.rank(), rank_.checkpoint_tensors(), rank_.threads());
+    });
+  } catch (...) {
+    begun_.reset();
+    throw;
+  }
+}
+
+void TrainingState::finish_save() {
+  if (!begun_) return;
+  const Begun begun = *std::exchange(begun_, std::nullopt);
+  complete_save(begun, [&] { background_.finish(); });
 }
 
 void TrainingState::complete(int64_t step, const StepResult& result) {

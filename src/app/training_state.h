@@ -5,6 +5,7 @@
 
 #include "app/training_data.h"
 #include "app/training_rank.h"
+#include "checkpoint/background_part.h"
 
 namespace trainer {
 
@@ -23,6 +24,16 @@ class TrainingState {
   // checkpoint.keep_last. Throws RunError, on all ranks, when any of them cannot write. Collective.
   void save(const std::filesystem::path& root);
 
+  // The same in the background: returns when the state is copied, and training may go on. The checkpoint is
+  // complete, and counts, once `finish_save` has returned. One at a time: the next save, of either kind,
+  // finishes it first. Collective.
+  void begin_save(const std::filesystem::path& root);
+  // Whether this rank still writes its part.
+  bool writing() const { return background_.writing(); }
+  // Waits for all ranks' parts and completes the checkpoint; does nothing when none was begun. Throws as
+  // `save` does. Collective.
+  void finish_save();
+
   // Books that `step` is complete, in order. Throws RunError, on all ranks alike, when too many in a row were
   // not finite.
   void complete(int64_t step, const StepResult& result);
@@ -31,13 +42,24 @@ class TrainingState {
  private:
   // What is found damaged while the state is read; empty: nothing is.
   std::string restore(const std::filesystem::path& checkpoint);
+  // A checkpoint that is not yet complete.
+  struct Begun {
+    std::filesystem::path root, directory;
+    CheckpointState state;
+  };
   Json describe() const;
+  Begun begin(const std::filesystem::path& root);
+  // Collective. `write` is what this rank does for its part to be on disk.
+  template <class Write>
+  void complete_save(const Begun& begun, Write&& write);
 
   const Config& config_;
   const TrainingData& data_;
   TrainingRank& rank_;
   Communicator& world_;
   int64_t step_ = 0, consecutive_skips_ = 0;
+  BackgroundPart background_;
+  std::optional<Begun> begun_;
 };
 
 }  // namespace trainer

@@ -18,6 +18,7 @@
 #include <filesystem>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -54,9 +55,11 @@ struct CheckpointState {
 
 // ROOT/step_00000010.incomplete, new and empty; leftovers of interrupted saves are removed. Throws RunError.
 std::filesystem::path begin_checkpoint(const std::filesystem::path& root, int64_t step);
-// What the part holds is on disk when this returns. Throws RunError when it cannot be written, or when a
-// value is not finite: such a checkpoint must never take the place of a good one.
-PartInfo write_part(const std::filesystem::path& directory, int writer, std::span<const PartTensor> tensors);
+// What the part holds is on disk when this returns. Throws RunError when it cannot be written, when
+// `given_up` says so, or when a value is not finite: such a checkpoint must never take the place of a good
+// one.
+PartInfo write_part(const std::filesystem::path& directory, int writer, std::span<const PartTensor> tensors,
+                    const std::stop_token& given_up = {});
 // What `write_part` of this writer returned. Throws RunError when that part is not there, or when what its
 // file says makes no sense.
 PartInfo read_part_info(const std::filesystem::path& directory, int writer);
