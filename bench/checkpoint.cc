@@ -205,6 +205,7 @@ class Job {
 };
 
 Json measure_background(Job& job, const fs::path& folder, int64_t steps) {
+  job.state().expect_background_saves();
   job.step();
   std::vector<double> plain;
   for (int64_t s = 0; s < steps; ++s) plain.push_back(job.step());

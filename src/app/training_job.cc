@@ -61,6 +61,7 @@ void TrainingJob::prepare(bool resume, StartTimes* times) {
   const std::string latest = resume ? state_.restore_newest(files_.checkpoints) : std::string();
   if (latest.empty()) state_.initialize();
   if (times) times->part(latest.empty() ? "weights" : "checkpoint");
+  if (memory_plan_.checkpoint_copy > 0) state_.expect_background_saves();
   if (world_.rank() != 0) return;
   replay_.emplace(rank_->problem());
   if (!latest.empty()) log_info("resuming after step {} from {}", state_.step(), latest);

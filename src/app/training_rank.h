@@ -73,6 +73,8 @@ class TrainingRank {
   // This rank's share of a checkpoint: parameters and moments it is the first to hold; copies of them where
   // the host does not reach the device's memory.
   std::vector<PartTensor> checkpoint_tensors();
+  // Whether they are views of the state, not copies.
+  bool state_on_host() const { return backend_.device->host_reaches(); }
   // What their values take.
   int64_t checkpoint_bytes() const;
   int64_t updates_done() const { return binder_->updates_done(); }

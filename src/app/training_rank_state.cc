@@ -92,7 +92,8 @@ void TrainingRank::read_state(const CheckpointReader& checkpoint) {
       all.push_back({&p, part, p.name + ".moment2", block.moment2});
     }
   DeviceQueue& queue = backend_.device->compute();
-  on_threads(queue.host_reaches() ? threads() : 1, std::ssize(all), [&](int64_t i) {
+  // One thread is left to whoever verifies the checkpoint meanwhile.
+  on_threads(queue.host_reaches() ? threads() - 1 : 1, std::ssize(all), [&](int64_t i) {
     const auto& [parameter, part, name, state] = all[static_cast<size_t>(i)];
     write_on_host(
         queue, state + part.position, static_cast<size_t>(part.count), [&](std::span<float> values) {

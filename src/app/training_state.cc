@@ -117,6 +117,10 @@ void TrainingState::save(const std::filesystem::path& root) {
   complete_save(begun, [&] { write_part(begun.directory, world_.rank(), rank_.checkpoint_tensors()); });
 }
 
+void TrainingState::expect_background_saves() {
+  if (rank_.state_on_host()) background_.reserve(static_cast<size_t>(rank_.checkpoint_bytes()));
+}
+
 void TrainingState::begin_save(const std::filesystem::path& root) {
   begun_ = begin(root);
   try {

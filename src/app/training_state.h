@@ -24,6 +24,8 @@ class TrainingState {
   // checkpoint.keep_last. Throws RunError, on all ranks, when any of them cannot write. Collective.
   void save(const std::filesystem::path& root);
 
+  // Saves in the background are to come: what they need is made ready beside the first steps.
+  void expect_background_saves();
   // The same in the background: returns when the state is copied, and training may go on. The checkpoint is
   // complete, and counts, once `finish_save` has returned. One at a time: the next save, of either kind,
   // finishes it first. Collective.

@@ -14,6 +14,9 @@ namespace {
 constexpr size_t kCopiedAtOnce = size_t{1} << 20;  // elements, by one thread
 constexpr int kLowestPriority = 19;
 
+// Of the calling thread and those that it starts.
+void take_lowest_priority() { ::setpriority(PRIO_PROCESS, 0, kLowestPriority); }
+
 struct Stretch {
   float* to;
   const float* from;
@@ -24,8 +27,22 @@ struct Stretch {
 
 BackgroundPart::~BackgroundPart() = default;
 
+void BackgroundPart::reserve(size_t bytes) {
+  require(!thread_.joinable(), "memory is reserved first");
+  reserving_ = true;
+  thread_ = std::jthread([this, bytes] {
+    take_lowest_priority();
+    try {
+      memory_ = Arena(bytes);
+    } catch (const Error&) {
+      memory_ = {};
+    }
+  });
+}
+
 void BackgroundPart::start(const std::filesystem::path& directory, int writer,
                            std::vector<PartTensor> tensors, int64_t threads) {
+  if (std::exchange(reserving_, false)) thread_.join();
   require(!thread_.joinable(), "a part is being written already");
   size_t elements = 0;
   for (const PartTensor& tensor : tensors)
@@ -53,7 +70,7 @@ void BackgroundPart::start(const std::filesystem::path& directory, int writer,
   failure_ = nullptr;
   writing_ = true;
   thread_ = std::jthread([this, directory, writer](const std::stop_token& given_up) {
-    ::setpriority(PRIO_PROCESS, 0, kLowestPriority);  // of this thread and those that it starts
+    take_lowest_priority();
     try {
       write_part(directory, writer, tensors_, given_up);
     } catch (...) {
@@ -64,7 +81,7 @@ void BackgroundPart::start(const std::filesystem::path& directory, int writer,
 }
 
 void BackgroundPart::finish() {
-  if (thread_.joinable()) thread_.join();
+  if (!reserving_ && thread_.joinable()) thread_.join();
   tensors_.clear();
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }

@@ -21,6 +21,9 @@ class BackgroundPart {
   BackgroundPart(const BackgroundPart&) = delete;
   BackgroundPart& operator=(const BackgroundPart&) = delete;
 
+  // Memory for so many bytes of values is made ready meanwhile, so that the first `start` need not: fresh memory
+  // takes longer than the copy. What fails here is tried again there.
+  void reserve(size_t bytes);
   // Begins; no other is under way. When this returns, what the tensors are views of may change. Values are
   // copied by `threads` threads into memory that is kept for the next time; tensors that bring a copy of
   // their own are not copied again. Throws RunError where there is not as much memory.
@@ -34,6 +37,7 @@ class BackgroundPart {
  private:
   Arena memory_;
   std::vector<PartTensor> tensors_;
+  bool reserving_ = false;
   std::atomic<bool> writing_ = false;
   std::exception_ptr failure_;
   std::jthread thread_;

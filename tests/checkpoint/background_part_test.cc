@@ -48,7 +48,8 @@ TEST(BackgroundPart, WritesTheBytesOfTheMomentItBegan) {
                  background = begin_checkpoint(folder / "background", 1);
   write_part(waited, 2, two_tensors(values));
   BackgroundPart part;
-  for (int round = 0; round < 2; ++round) {  // the second time in the memory of the first
+  part.reserve(values.size() * sizeof(float) / 2);  // too little: more is taken
+  for (int round = 0; round < 2; ++round) {         // the second time in the memory of the first
     values = numbers(7);
     part.start(background, 2, two_tensors(values), 2);
     for (int change = 0; part.writing(); ++change)
@@ -79,6 +80,19 @@ TEST(BackgroundPart, WhatCannotBeWrittenIsNamedAtTheEnd) {
   part.start(folder.path(), 0, two_tensors(values), 1);
   part.finish();
   EXPECT_EQ(read_part_info(folder.path(), 0).slices.size(), 2u);
+}
+
+TEST(BackgroundPart, MemoryMayBeReservedAhead) {
+  const TestFolder folder;
+  const std::vector<float> values = numbers(3);
+  BackgroundPart part;
+  part.reserve(values.size() * sizeof(float));
+  part.start(folder.path(), 0, two_tensors(values), 2);
+  part.finish();
+  EXPECT_EQ(read_part_info(folder.path(), 0).slices.size(), 2u);
+  BackgroundPart unused;
+  unused.reserve(1 << 20);
+  unused.finish();
 }
 
 TEST(BackgroundPart, IsGivenUpWhenNobodyWaits) {
