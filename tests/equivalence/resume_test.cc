@@ -255,6 +255,16 @@ TEST(Resume, AnUnfinishedOrDamagedCheckpointIsPassedOver) {
     }
   run_job(plan, 5, folder / "cut", true, data);
   EXPECT_EQ(state_of(folder / "cut"), whole);
+
+  // One bit of a value: what was read with it is replaced.
+  for (const int rank : {0, 1}) {
+    const fs::path part = *find_latest_checkpoint(root) / (part_name(rank) + ".safetensors");
+    std::string bytes = read_file(part);
+    bytes[bytes.size() - 1] ^= 1;
+    write_file_atomically(part, bytes);
+    run_job(plan, 5, folder / "cut", true, data);
+    EXPECT_EQ(state_of(folder / "cut"), whole);
+  }
 }
 
 TEST(Resume, NonFiniteStepsEndTheJobAndKeepTheLastGoodCheckpoint) {
