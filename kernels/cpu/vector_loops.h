@@ -3,6 +3,7 @@
 
 #include "cpu/vector_elementwise.h"
 #include "cpu/vector_norm.h"
+#include "cpu/vector_normal.h"
 #include "cpu/vector_table.h"
 
 namespace trainer::TRAINER_ISA {
@@ -19,6 +20,7 @@ inline constexpr VectorTable kTable = {
     .sum_of_squares = sum_of_squares,
     .convert = convert,
     .sum = sum,
+    .normal_pairs = normal_pairs,
 };
 
 }  // namespace trainer::TRAINER_ISA

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "base/philox.h"
 #include "cpu/isa.h"
 #include "ops/kernel_set.h"
 
@@ -20,6 +21,8 @@ struct AdamWFactors {
   float epsilon;
   float decay;  // 1 - learning rate x weight decay
 };
+
+constexpr int kNormalPairs = 64;
 
 struct VectorTable {
   // Rows [begin, end) of outer x inner. The partial sums, [columns] each, are added to; null: not wanted.
@@ -43,6 +46,10 @@ struct VectorTable {
   void (*convert)(Ref to, ConstRef from, int64_t count);
   // y = a + b, in fp32, rounded once; y may be a or b. Each of the three has its own element type.
   void (*sum)(Ref y, ConstRef a, ConstRef b, int64_t count);
+
+  // Philox(key).normal of the indices from 2 x counter on, kNormalPairs pairs of them. Returns how many, at
+  // which positions, may be off in their last bit and are to be computed again; few ever are.
+  int (*normal_pairs)(uint64_t key, uint64_t counter, float* values, int* doubtful);
 };
 
 // One per level; those of levels above kPlain exist on x86-64 only.

@@ -90,7 +90,7 @@ struct OptimizerSection {
 
 struct CheckpointSection {
   int64_t save_interval = 0, keep_last = 2;
-  bool save_at_end = true;
+  bool save_at_end = true, background = true;
 };
 
 enum class DeviceKind : uint8_t { kHost, kCuda, kMt3000Simulated };

@@ -325,6 +325,11 @@ std::vector<Field> describe(CheckpointSection& c) {
       .at_least(0)
       .known_as({"save_total_limit"});
   f.add("save_at_end", c.save_at_end, "Save a checkpoint after the last step.");
+  f.add(
+      "background", c.background,
+      "Checkpoints between steps are written while training goes on, from a copy of the state: so many bytes "
+      "more of host memory as the checkpoint has (12 a parameter; data-parallel ranks of one machine share "
+      "them). false: training waits while the state is written, and there is no copy.");
   return f.take();
 }
 

@@ -126,9 +126,8 @@ EvaluationReport Session::evaluate() {
 void Session::save(const std::string& directory) { state_->training->save(directory); }
 
 void Session::resume(const std::string& directory) {
-  const std::string newest = state_->training->newest(directory);
-  if (newest.empty()) input_error("{}: there is no complete checkpoint to resume from", directory);
-  state_->training->restore(newest);
+  if (state_->training->restore_newest(directory).empty())
+    input_error("{}: there is no complete checkpoint to resume from", directory);
 }
 
 std::vector<ParameterInfo> Session::parameters() const {

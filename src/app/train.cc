@@ -78,17 +78,28 @@ void prepare_directory(const Config& config, const std::vector<std::string>& ove
 
 void handle_signal(int) { TrainingJob::request_stop(); }
 
+// On the host the rate of a core is that of any product of some hundred rows, and a training that has yet to
+// begin waits for it: so few rows are enough, of the largest products.
+constexpr int64_t kHostRateTokens = 512;
+constexpr double kHostRateSeconds = 0.2;
+
 double measure_rate(const RankBackend& backend, const Model& model, const Config& config) {
   const ModelConfig& m = model.config();
-  const int64_t tokens = config.training.micro_batch_size * config.data.sequence_length;
-  const std::vector<GemmShape> shapes = {{tokens, m.q_width() + 2 * m.kv_width(), m.hidden_size},
-                                         {tokens, m.ffn_hidden_size * (m.gated_mlp() ? 2 : 1), m.hidden_size},
-                                         {tokens, m.hidden_size, m.ffn_hidden_size}};
-  return measure_gemm_rate(*backend.kernels, config.precision.compute, shapes, kGemmRateSeconds,
+  int64_t tokens = config.training.micro_batch_size * config.data.sequence_length;
+  std::vector<GemmShape> shapes;
+  if (backend.device->host_reaches())
+    tokens = std::min(tokens, kHostRateTokens);
+  else
+    shapes.push_back({tokens, m.q_width() + 2 * m.kv_width(), m.hidden_size});
+  shapes.push_back({tokens, m.ffn_hidden_size * (m.gated_mlp() ? 2 : 1), m.hidden_size});
+  shapes.push_back({tokens, m.hidden_size, m.ffn_hidden_size});
+  return measure_gemm_rate(*backend.kernels, config.precision.compute, shapes,
+                           backend.device->host_reaches() ? kHostRateSeconds : kGemmRateSeconds,
                            *backend.device);
 }
 
 int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
+  StartTimes times("program and MPI");
   const auto world = mpi.world();
   configure_logging(mpi.rank(), mpi.size());
   std::optional<ConfigArguments> arguments;
@@ -105,6 +116,7 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
       input_error("{}: key 'run.directory' is missing: where the run is kept", arguments->config);
     data = open_training(config, mpi);
   });
+  times.part("config and data");
   double gemm_rate = 0;
   together(*world, [&] {
     backend = make_backend(config, *world);
@@ -117,6 +129,7 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
     sum_over_ranks(*world, rate);
     gemm_rate = rate[0];
   });
+  times.part("rate of matrix products");
   together(*world, [&] {
     if (mpi.rank() == 0) prepare_directory(config, arguments->overrides, resume);
   });
@@ -124,7 +137,9 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
     job = std::make_unique<TrainingJob>(config, std::move(data), std::move(backend), *world,
                                         config.run.directory, gemm_rate);
   });
-  job->prepare(resume);
+  times.part("plan");
+  job->prepare(resume, &times);
+  log_info("{}", times.describe());
   // SIGUSR1 is what mpirun passes on to its ranks; SIGTERM and SIGINT to mpirun leave them too little time.
   for (int signal : {SIGTERM, SIGINT, SIGUSR1}) std::signal(signal, handle_signal);
   const JobSummary s = job->train();
@@ -133,6 +148,7 @@ int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
     Json summary;
     summary["steps"] = s.steps;
     summary["ranks"] = mpi.size();
+    summary["ready_seconds"] = times.seconds();
     summary["train_seconds"] = s.train_seconds;
     summary["tokens_per_second"] = s.tokens_per_second;
     summary["loss"] = s.last_loss;

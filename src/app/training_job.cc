@@ -53,15 +53,15 @@ TrainingJob::~TrainingJob() = default;
 
 void TrainingJob::request_stop() { stop_requested = true; }
 
-void TrainingJob::prepare(bool resume) {
+void TrainingJob::prepare(bool resume, StartTimes* times) {
   memory_plan_ = rank_->memory_plan();
   if (world_.rank() == 0) write_plan(memory_plan_);
-  const std::string latest = resume ? state_.newest(files_.checkpoints) : std::string();
   together(world_, [&] { rank_->allocate(); });
-  if (latest.empty())
-    state_.initialize();
-  else
-    state_.restore(latest);
+  if (times) times->part("memory");
+  const std::string latest = resume ? state_.restore_newest(files_.checkpoints) : std::string();
+  if (latest.empty()) state_.initialize();
+  if (times) times->part(latest.empty() ? "weights" : "checkpoint");
+  if (memory_plan_.checkpoint_copy > 0) state_.expect_background_saves();
   if (world_.rank() != 0) return;
   replay_.emplace(rank_->problem());
   if (!latest.empty()) log_info("resuming after step {} from {}", state_.step(), latest);
@@ -79,8 +79,11 @@ void TrainingJob::prepare(bool resume) {
 
 void TrainingJob::write_plan(const MemoryPlan& m) {
   log_info("{}", rank_->describe_plan());
-  log_info("memory of rank 0: long {}, medium {}, short {}, program {}: total {}", format_bytes(m.tiers[0]),
-           format_bytes(m.tiers[1]), format_bytes(m.tiers[2]), format_bytes(m.program),
+  const auto copy = m.checkpoint_copy > 0 ? fmt::format(", copy of the state for checkpoints {}",
+                                                        format_bytes(static_cast<double>(m.checkpoint_copy)))
+                                          : std::string();
+  log_info("memory of rank 0: long {}, medium {}, short {}, program {}{}: total {}", format_bytes(m.tiers[0]),
+           format_bytes(m.tiers[1]), format_bytes(m.tiers[2]), format_bytes(m.program), copy,
            format_bytes(m.total()));
   const Problem& p = rank_->problem();
   Json plan;
@@ -97,6 +100,7 @@ void TrainingJob::write_plan(const MemoryPlan& m) {
                            {"medium", m.tiers[1]},
                            {"short", m.tiers[2]},
                            {"program", m.program},
+                           {"checkpoint_copy", m.checkpoint_copy},
                            {"total", m.total()}};
   plan["gemm_flops_per_second"] = gemm_flops_per_second_;
   write_file_atomically(files_.plan, plan.dump(2) + "\n");
@@ -136,12 +140,17 @@ JobSummary TrainingJob::train() {
       pending_.reset();
     }
     // One decision for all ranks, whichever of them was told to stop.
-    std::array<double, 2> shared{stop_requested ? 1.0 : 0.0, (rank_->clock().now() - chunk_begin) / count};
+    std::array<double, 3> shared{stop_requested ? 1.0 : 0.0, (rank_->clock().now() - chunk_begin) / count,
+                                 state_.writing() ? 1.0 : 0.0};
     max_over_ranks(world_, shared);
     step_seconds = shared[1];
-    const bool stop = shared[0] > 0;
+    const bool stop = shared[0] > 0, written = shared[2] == 0;
+    if (written || stop || last) state_.finish_save();
     const int64_t interval = config_.checkpoint.save_interval;
-    if ((interval > 0 && done % interval == 0) || stop || (last && config_.checkpoint.save_at_end))
+    const bool due = interval > 0 && done % interval == 0;
+    if (due && !last && !stop && config_.checkpoint.background)
+      state_.begin_save(files_.checkpoints);
+    else if (due || stop || (last && config_.checkpoint.save_at_end))
       state_.save(files_.checkpoints);
     if (stop) {
       if (world_.rank() == 0)
@@ -235,11 +244,21 @@ void TrainingJob::record_chunk(int64_t first, int count, double chunk_begin) {
     try {
       state_.complete(first + i, result);
     } catch (const RunError&) {
-      // All ranks are here. None brings the job down before rank 0 has written what it knows of this step.
+      // All ranks are here. None brings the job down before rank 0 has written what it knows of this step,
+      // and a checkpoint that was begun is complete.
       if (pending_) publish(*pending_);
+      finish_save_before_failing();
       world_.barrier();
       throw;
     }
+  }
+}
+
+void TrainingJob::finish_save_before_failing() {
+  try {
+    state_.finish_save();
+  } catch (const Error& error) {
+    if (world_.rank() == 0) log_warning("{}", error.what());
   }
 }
 

@@ -9,6 +9,7 @@
 #include "app/metrics.h"
 #include "app/progress.h"
 #include "app/run_files.h"
+#include "app/start_times.h"
 #include "app/tensorboard.h"
 #include "app/training_data.h"
 #include "app/training_state.h"
@@ -33,8 +34,8 @@ class TrainingJob {
   ~TrainingJob();
 
   // Allocates and sets the state: from the newest checkpoint of the run when `resume`, else from
-  // model.initialize_from, else at random. Collective.
-  void prepare(bool resume);
+  // model.initialize_from, else at random. Collective. `times`: books what it took.
+  void prepare(bool resume, StartTimes* times = nullptr);
   // Trains to config.training.steps, or until a stop was asked for. Collective.
   JobSummary train();
 
@@ -51,6 +52,7 @@ class TrainingJob {
   void write_simulated_step(const Timeline& measured);
   void note_skip(const StepResult& result, int64_t step);
   void publish(const StepMetrics& metrics);
+  void finish_save_before_failing();
 
   Config config_;
   TrainingData data_;

@@ -170,6 +170,9 @@ MemoryPlan TrainingRank::memory_plan() const {
   if (valid_inputs_) between.push_back(&evaluation_graph_);
   plan.tiers = RankMemory::plan(graph_, between, world_.rank());
   plan.program = resident_memory().now;
+  const CheckpointSection& c = config_.checkpoint;
+  if (c.background && c.save_interval > 0 && c.save_interval < config_.training.steps)
+    plan.checkpoint_copy = checkpoint_bytes();
   if (!backend_.device->host_reaches()) {
     plan.tables = model_.table_bytes();
     for (const Problem* p : {&problem_, valid_inputs_ ? &evaluation_problem_ : nullptr})
@@ -251,77 +254,6 @@ void TrainingRank::allocate() {
   }
 }
 
-namespace {
-
-// The part of a parameter that lies in what a rank updates of its layer.
-struct HeldPart {
-  int64_t begin = 0;     // in the parameter
-  int64_t count = 0;     // 0: none of it
-  int64_t position = 0;  // of its first element in the rank's state
-};
-
-HeldPart held_part(const ParameterSpec& p, ShardRange range) {
-  const int64_t begin = std::max(p.offset, range.begin);
-  const int64_t end = std::min(p.offset + p.count(), range.end());
-  return {begin - p.offset, std::max<int64_t>(end - begin, 0), begin - range.begin};
-}
-
-}  // namespace
-
-void TrainingRank::initialize_random() {
-  for (const OwnedBlock& block : binder_->blocks(graph_))
-    for (const ParameterSpec& parameter : model_.layer(block.layer).parameters()) {
-      const HeldPart part = held_part(parameter, block.range);
-      write_on_host(backend_.device->compute(), block.master + part.position, static_cast<size_t>(part.count),
-                    [&](std::span<float> values) {
-                      initialize_held(parameter, static_cast<uint64_t>(config_.training.seed), part.begin,
-                                      values);
-                    });
-    }
-  binder_->refresh_working_weights(graph_);
-}
-
-void TrainingRank::initialize_from(const ModelSource& source) {
-  std::vector<float> values;
-  for (const OwnedBlock& block : binder_->blocks(graph_)) {
-    const Layer& layer = model_.layer(block.layer);
-    values.assign(static_cast<size_t>(layer.block_size()), 0);
-    read_layer(source, layer, values);
-    backend_.device->compute().copy_in(block.master, values.data() + block.range.begin,
-                                       static_cast<size_t>(block.range.count) * sizeof(float));
-    backend_.device->compute().synchronise();
-  }
-  binder_->refresh_working_weights(graph_);
-}
-
-void TrainingRank::restore(const CheckpointReader& checkpoint) {
-  for (const OwnedBlock& block : binder_->blocks(graph_))
-    for (const ParameterSpec& p : model_.layer(block.layer).parameters()) {
-      const std::vector<int64_t>* shape = checkpoint.shape(p.name);
-      if (!shape || *shape != p.shape)
-        input_error("{}: parameter '{}' of shape {} is not in the checkpoint",
-                    checkpoint.directory().string(), p.name, describe_shape(p.shape));
-      const HeldPart part = held_part(p, block.range);
-      const auto read = [&](const std::string& name, float* state) {
-        write_on_host(
-            backend_.device->compute(), state + part.position, static_cast<size_t>(part.count),
-            [&](std::span<float> values) {
-              for_each_held_run(p, part.begin, part.count, [&](int64_t from, int64_t to, int64_t count) {
-                checkpoint.read(
-                    name, from,
-                    values.subspan(static_cast<size_t>(to - part.begin), static_cast<size_t>(count)));
-              });
-            });
-      };
-      read(p.name, block.master);
-      read(p.name + ".moment1", block.moment1);
-      read(p.name + ".moment2", block.moment2);
-    }
-  binder_->set_updates_done(
-      json_integer(checkpoint.state(), "updates_done", checkpoint.directory().string()));
-  binder_->refresh_working_weights(graph_);
-}
-
 void TrainingRank::run(int64_t first_step, int count, const std::function<void(int64_t)>& on_step) {
   binder_->set_first_step(first_step);
   runtime_->run(first_step, count, on_step);
@@ -351,63 +283,6 @@ Timeline TrainingRank::take_timeline() {
     timeline.memory.push_back({event.begin, event.rank, bytes[0], bytes[1], bytes[2]});
   }
   return timeline;
-}
-
-std::vector<PartTensor> TrainingRank::checkpoint_tensors() {
-  std::vector<PartTensor> tensors;
-  if (problem_.sharding() == 0 && problem_.replica_of(world_.rank()) != 0) return tensors;
-  for (const OwnedBlock& block : binder_->blocks(graph_)) {
-    if (block.copy) continue;
-    for (const ParameterSpec& p : model_.layer(block.layer).parameters()) {
-      const HeldPart part = held_part(p, block.range);
-      if (part.count == 0 || (p.replicated() && problem_.tensor_of(world_.rank()) != 0)) continue;
-      const auto add = [&](const std::string& name, const float* state) {
-        const float* values = state + part.position;
-        std::shared_ptr<const std::vector<float>> copy;
-        if (!backend_.device->host_reaches()) {
-          copy = std::make_shared<const std::vector<float>>(copy_to_host(values, part.count));
-          values = copy->data();
-        }
-        for (const HeldPiece& piece : held_pieces(p, part.begin, part.count)) {
-          const int64_t count = piece.length * piece.runs;
-          tensors.push_back({{name, p.shape, {piece.begin, count, piece.length, piece.stride}},
-                             {values + piece.offset - part.begin, static_cast<size_t>(count)},
-                             copy});
-        }
-      };
-      add(p.name, block.master);
-      add(p.name + ".moment1", block.moment1);
-      add(p.name + ".moment2", block.moment2);
-    }
-  }
-  return tensors;
-}
-
-std::vector<float> TrainingRank::copy_to_host(const float* values, int64_t count) const {
-  std::vector<float> copy(static_cast<size_t>(count));
-  DeviceQueue& queue = backend_.device->compute();
-  queue.copy_out(copy.data(), values, copy.size() * sizeof(float));
-  queue.synchronise();
-  return copy;
-}
-
-std::optional<std::vector<float>> TrainingRank::parameter_values(const std::string& name) const {
-  for (int l = 0; l < model_.layer_count(); ++l)
-    for (const ParameterSpec& p : model_.layer(l).parameters())
-      if (const float* values = p.name == name ? parameter(name) : nullptr)
-        return copy_to_host(values, p.count());
-  return std::nullopt;
-}
-
-const float* TrainingRank::parameter(const std::string& name) const {
-  for (const OwnedBlock& block : binder_->blocks(graph_))
-    for (const ParameterSpec& p : model_.layer(block.layer).parameters()) {
-      if (p.name != name) continue;
-      const HeldPart part = held_part(p, block.range);
-      if (part.count == p.count()) return block.master + part.position;
-      if (block.whole && block.whole.dtype == DType::kF32) return block.whole.f32() + p.offset;
-    }
-  return nullptr;
 }
 
 }  // namespace trainer

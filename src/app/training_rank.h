@@ -29,10 +29,11 @@ InputShape input_shape(const Config& config, const Problem& problem, int rank);
 OptimizerSettings make_optimizer_settings(const Config& config);
 
 struct MemoryPlan {
-  TierBytes tiers{};    // arenas
-  int64_t program = 0;  // resident before they are allocated: code, libraries, data
-  int64_t tables = 0;   // model constants and inputs, where a device needs copies
-  int64_t total() const { return tiers[0] + tiers[1] + tiers[2] + program + tables; }
+  TierBytes tiers{};            // arenas
+  int64_t program = 0;          // resident before they are allocated: code, libraries, data
+  int64_t tables = 0;           // model constants and inputs, where a device needs copies
+  int64_t checkpoint_copy = 0;  // of the state, from the first checkpoint in the background on
+  int64_t total() const { return tiers[0] + tiers[1] + tiers[2] + program + tables + checkpoint_copy; }
 };
 
 class TrainingRank {
@@ -48,11 +49,16 @@ class TrainingRank {
 
   MemoryPlan memory_plan() const;
   std::string describe_plan() const;
-  // Allocates the arenas; the state is undefined until one of the three below has run.
+  // Allocates the arenas; the state is undefined until it is set by what follows.
   void allocate();
   void initialize_random();
   void initialize_from(const ModelSource& source);
-  void restore(const CheckpointReader& checkpoint);
+  // Parameters only, and all of the state: each rank by itself, so that one may fail while others do not.
+  // `refresh_working_weights` must follow.
+  void read_weights(const ModelSource& source);
+  void read_state(const CheckpointReader& checkpoint);
+  // Collective under ZeRO.
+  void refresh_working_weights();
 
   // Steps first ... first + count - 1.
   void run(int64_t first_step, int count, const std::function<void(int64_t)>& on_step);
@@ -67,6 +73,10 @@ class TrainingRank {
   // This rank's share of a checkpoint: parameters and moments it is the first to hold; copies of them where
   // the host does not reach the device's memory.
   std::vector<PartTensor> checkpoint_tensors();
+  // Whether they are views of the state, not copies.
+  bool state_on_host() const { return backend_.device->host_reaches(); }
+  // What their values take.
+  int64_t checkpoint_bytes() const;
   int64_t updates_done() const { return binder_->updates_done(); }
   // Master values [ParameterSpec::count()] of what is held here of a parameter, in the device's memory; null:
   // nothing.
@@ -74,6 +84,7 @@ class TrainingRank {
   // The same on the host.
   std::optional<std::vector<float>> parameter_values(const std::string& name) const;
 
+  int64_t threads() const;  // of the host
   const Problem& problem() const { return problem_; }
   const StepGraph& graph() const { return graph_; }
   const Model& model() const { return model_; }

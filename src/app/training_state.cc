@@ -1,28 +1,40 @@
 #include "app/training_state.h"
 
+#include <thread>
+#include <utility>
+
 #include "app/agreement.h"
 #include "base/error.h"
 
 namespace trainer {
 
-std::string TrainingState::newest(const std::filesystem::path& root) {
-  // Looking for the newest good checkpoint reads all of it, so one rank does it.
-  return from_first_rank(world_, [&] {
-    const auto found = find_latest_checkpoint(root);
-    return found ? found->string() : std::string();
-  });
-}
-
 void TrainingState::initialize() {
+  if (config_.model.initialize_from.empty()) return together(world_, [&] { rank_.initialize_random(); });
   together(world_, [&] {
-    if (config_.model.initialize_from.empty()) return rank_.initialize_random();
     const auto source = open_model_source(config_.model.initialize_from);
     if (world_.rank() == 0) source->check(parameters_of(rank_.model()));
-    rank_.initialize_from(*source);
+    rank_.read_weights(*source);
   });
+  rank_.refresh_working_weights();
 }
 
-void TrainingState::restore(const std::filesystem::path& directory) {
+std::string TrainingState::restore_newest(const std::filesystem::path& root) {
+  std::optional<CheckpointSearch> search;
+  if (world_.rank() == 0) search.emplace(root);
+  for (;;) {
+    const std::string found = from_first_rank(world_, [&] {
+      const auto next = search->next();
+      return next ? next->string() : std::string();
+    });
+    if (found.empty()) return found;
+    const std::string damage = restore(found);
+    if (search && damage.empty()) search->warn_of_interrupted();
+    if (damage.empty()) return found;
+    if (search) search->pass_over(damage);
+  }
+}
+
+std::string TrainingState::restore(const std::filesystem::path& directory) {
   std::optional<CheckpointReader> checkpoint;
   const std::string where = directory.string();
   together(world_, [&] {
@@ -37,9 +49,32 @@ void TrainingState::restore(const std::filesystem::path& directory) {
           "with model.initialize_from",
           where);
   });
-  together(world_, [&] { rank_.restore(*checkpoint); });
+  // Both read the same bytes at about the same time, so that the disk brings them once.
+  std::string damage;
+  std::exception_ptr failure;
+  {
+    const std::jthread verification([&] {
+      try {
+        checkpoint->verify(static_cast<size_t>(world_.rank()), static_cast<size_t>(world_.size()));
+      } catch (const std::exception& e) {
+        damage = e.what();
+      }
+    });
+    try {
+      rank_.read_state(*checkpoint);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+  for (const std::string& found : all_gather_bytes(world_, damage))
+    if (!found.empty()) return found;
+  together(world_, [&] {
+    if (failure) std::rethrow_exception(failure);
+  });
+  rank_.refresh_working_weights();
   step_ = checkpoint->step();
   consecutive_skips_ = json_integer(checkpoint->state(), "consecutive_skips", where, 0);
+  return {};
 }
 
 Json TrainingState::describe() const {
@@ -52,23 +87,56 @@ Json TrainingState::describe() const {
   return state;
 }
 
-void TrainingState::save(const std::filesystem::path& root) {
-  const std::filesystem::path directory =
+TrainingState::Begun TrainingState::begin(const std::filesystem::path& root) {
+  finish_save();
+  const std::string directory =
       from_first_rank(world_, [&] { return begin_checkpoint(root, step_).string(); });
+  return {root, directory, {step_, step_ * config_.training.global_batch_size, describe()}};
+}
+
+template <class Write>
+void TrainingState::complete_save(const Begun& begun, Write&& write) {
   // A rank that cannot write must not leave the others waiting, nor the old checkpoint replaced.
   try {
-    together(world_, [&] { write_part(directory, world_.rank(), rank_.checkpoint_tensors()); });
+    together(world_, write);
   } catch (const Error& error) {
-    if (world_.rank() == 0) abandon_checkpoint(directory);
-    run_error("step {} could not be saved: {}", step_, error.what());
+    if (world_.rank() == 0) abandon_checkpoint(begun.directory);
+    run_error("step {} could not be saved: {}", begun.state.step, error.what());
   }
   together(world_, [&] {
     if (world_.rank() != 0) return;
     std::vector<PartInfo> parts;
-    for (int r = 0; r < world_.size(); ++r) parts.push_back(read_part_info(directory, r));
-    finish_checkpoint(directory, parts, {step_, step_ * config_.training.global_batch_size, describe()});
-    rotate_checkpoints(root, static_cast<int>(config_.checkpoint.keep_last));
+    for (int r = 0; r < world_.size(); ++r) parts.push_back(read_part_info(begun.directory, r));
+    finish_checkpoint(begun.directory, parts, begun.state);
+    rotate_checkpoints(begun.root, static_cast<int>(config_.checkpoint.keep_last));
   });
+}
+
+void TrainingState::save(const std::filesystem::path& root) {
+  const Begun begun = begin(root);
+  complete_save(begun, [&] { write_part(begun.directory, world_.rank(), rank_.checkpoint_tensors()); });
+}
+
+void TrainingState::expect_background_saves() {
+  if (rank_.state_on_host()) background_.reserve(static_cast<size_t>(rank_.checkpoint_bytes()));
+}
+
+void TrainingState::begin_save(const std::filesystem::path& root) {
+  begun_ = begin(root);
+  try {
+    together(world_, [&] {
+      background_.start(begun_->directory, world_.rank(), rank_.checkpoint_tensors(), rank_.threads());
+    });
+  } catch (...) {
+    begun_.reset();
+    throw;
+  }
+}
+
+void TrainingState::finish_save() {
+  if (!begun_) return;
+  const Begun begun = *std::exchange(begun_, std::nullopt);
+  complete_save(begun, [&] { background_.finish(); });
 }
 
 void TrainingState::complete(int64_t step, const StepResult& result) {

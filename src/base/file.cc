@@ -77,6 +77,11 @@ void AtomicFile::write(const void* data, size_t bytes) {
   scheduled_ = written_;
 }
 
+void AtomicFile::set_direct(bool direct) {
+  const int flags = ::fcntl(descriptor_, F_GETFL);
+  ::fcntl(descriptor_, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT);
+}
+
 void AtomicFile::commit() {
   if (::fsync(descriptor_) != 0) run_error("cannot sync {}: {}", path_.string(), std::strerror(errno));
   const int closed = ::close(std::exchange(descriptor_, -1));
@@ -126,6 +131,10 @@ void ReadableFile::read(uint64_t offset, void* data, size_t bytes) const {
     offset += static_cast<uint64_t>(n);
     bytes -= static_cast<size_t>(n);
   }
+}
+
+void ReadableFile::expect(uint64_t offset, uint64_t bytes) const {
+  ::posix_fadvise(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_WILLNEED);
 }
 
 MappedFile::MappedFile(const std::filesystem::path& path) {

@@ -26,6 +26,9 @@ class AtomicFile {
   AtomicFile& operator=(const AtomicFile&) = delete;
 
   void write(const void* data, size_t bytes);
+  // Whether what is written from now on goes past the page cache; addresses, sizes and what was written
+  // before are then multiples of a page. A wish: some file systems cannot.
+  void set_direct(bool direct);
   uint64_t written() const { return written_; }
   void commit();
 
@@ -35,8 +38,9 @@ class AtomicFile {
   uint64_t written_ = 0, scheduled_ = 0;
 };
 
-// A file read at chosen places; move-only. Unlike a map it adds nothing to the resident memory of the process, and a
-// file cut short by somebody else is an error instead of a signal. Throws InputError naming the path.
+// A file read at chosen places; move-only. Unlike a map it adds nothing to the resident memory of the
+// process, and a file cut short by somebody else is an error instead of a signal. Throws InputError naming
+// the path.
 class ReadableFile {
  public:
   explicit ReadableFile(std::filesystem::path path);
@@ -46,6 +50,8 @@ class ReadableFile {
 
   // Exactly `bytes` bytes from `offset`. Any number of threads may read at once.
   void read(uint64_t offset, void* data, size_t bytes) const;
+  // The disk may begin to bring these bytes; a hint, which returns at once.
+  void expect(uint64_t offset, uint64_t bytes) const;
   uint64_t size() const { return size_; }
   const std::filesystem::path& path() const { return path_; }
 
@@ -72,8 +78,8 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-// `path`, which is relative, below the working folder, or below where the program lies, its build folder or its
-// installation; empty: nowhere.
+// `path`, which is relative, below the working folder, or below where the program lies, its build folder or
+// its installation; empty: nowhere.
 std::filesystem::path find_resource(const std::filesystem::path& path);
 
 // Makes the directory entry of `path` durable after a rename in it.

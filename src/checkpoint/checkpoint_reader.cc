@@ -10,6 +10,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr size_t kVerifiedAtOnce = size_t{1} << 20;  // bytes; they stay in cache
+constexpr uint64_t kReadAhead = uint64_t{32} << 20;
+
 const Json& member(const Json& object, const char* key, const std::string& where) {
   const auto it = object.find(key);
   if (it == object.end()) input_error("{}: key '{}' is missing", where, key);
@@ -127,12 +130,13 @@ void CheckpointReader::read(const std::string& name, int64_t begin, std::span<fl
   }
 }
 
-void CheckpointReader::verify() const {
-  std::vector<std::byte> buffer(size_t{4} << 20);
-  for (size_t p = 0; p < parts_.size(); ++p) {
+void CheckpointReader::verify(size_t share, size_t shares) const {
+  std::vector<std::byte> buffer(kVerifiedAtOnce);
+  for (size_t p = share; p < parts_.size(); p += shares) {
     const ReadableFile file(parts_[p].path());
     StreamingHash hash;
     for (uint64_t offset = 0; offset < file.size();) {
+      file.expect(offset, kReadAhead);
       const size_t n = std::min<uint64_t>(buffer.size(), file.size() - offset);
       file.read(offset, buffer.data(), n);
       hash.add(buffer.data(), n);
@@ -144,24 +148,52 @@ void CheckpointReader::verify() const {
   }
 }
 
-std::optional<fs::path> find_latest_checkpoint(const fs::path& root) {
-  std::string problem;
-  std::optional<ListedCheckpoint> found;
-  for (const auto& entry : list_checkpoints(root, "")) {
+CheckpointSearch::CheckpointSearch(fs::path root)
+    : root_(std::move(root)), left_(list_checkpoints(root_, "")) {
+  std::reverse(left_.begin(), left_.end());
+}
+
+std::optional<fs::path> CheckpointSearch::next() {
+  while (!left_.empty()) {
+    const ListedCheckpoint entry = left_.back();
+    left_.pop_back();
+    step_ = entry.step;
     try {
-      CheckpointReader(entry.path).verify();
-      found = entry;
-      break;
+      CheckpointReader reader(entry.path);
+      return entry.path;
     } catch (const InputError& e) {
-      log_warning("checkpoint of step {} is passed over: {}", entry.step, e.what());
-      if (problem.empty()) problem = e.what();
+      pass_over(e.what());
     }
   }
-  for (const auto& entry : list_checkpoints(root, kIncompleteSuffix))
-    if (!found || entry.step > found->step)
+  step_.reset();
+  warn_of_interrupted();
+  if (!problem_.empty())
+    input_error("{}: no checkpoint can be used; the newest: {}", root_.string(), problem_);
+  return std::nullopt;
+}
+
+void CheckpointSearch::pass_over(const std::string& why) {
+  log_warning("checkpoint of step {} is passed over: {}", *step_, why);
+  if (problem_.empty()) problem_ = why;
+}
+
+void CheckpointSearch::warn_of_interrupted() const {
+  for (const auto& entry : list_checkpoints(root_, kIncompleteSuffix))
+    if (!step_ || entry.step > *step_)
       log_warning("{}: left by a save that was interrupted, not used", entry.path.string());
-  if (found) return found->path;
-  if (!problem.empty()) input_error("{}: no checkpoint can be used; the newest: {}", root.string(), problem);
+}
+
+std::optional<fs::path> find_latest_checkpoint(const fs::path& root) {
+  CheckpointSearch search(root);
+  while (const auto found = search.next()) {
+    try {
+      CheckpointReader(*found).verify();
+      search.warn_of_interrupted();
+      return found;
+    } catch (const InputError& e) {
+      search.pass_over(e.what());
+    }
+  }
   return std::nullopt;
 }
 

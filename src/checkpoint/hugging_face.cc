@@ -116,20 +116,30 @@ void HuggingFaceFolder::read(const ParameterSpec& parameter, int64_t begin, std:
   if (!parameter.transposed_on_disk) return file->read(*tensor, begin, values);
 
   // Ours is [output, input], the file's [input, output]. Each row of the file gives one column of what is
-  // wanted.
+  // wanted; several at a time fill cache lines.
   const int64_t outputs = parameter.shape[0], inputs = parameter.shape[1];
   const int64_t end = begin + static_cast<int64_t>(values.size());
   require(begin >= 0 && end <= outputs * inputs, "elements {} to {} of parameter '{}'", begin, end,
           parameter.name);
   if (values.empty()) return;
   const int64_t first = begin / inputs, last = (end - 1) / inputs;
-  std::vector<float> row(static_cast<size_t>(last - first + 1));
-  for (int64_t i = 0; i < inputs; ++i) {
-    file->read(*tensor, i * outputs + first, row);
-    for (int64_t o = first; o <= last; ++o) {
-      const int64_t at = o * inputs + i;
-      if (at >= begin && at < end)
-        values[static_cast<size_t>(at - begin)] = row[static_cast<size_t>(o - first)];
+  constexpr int64_t kRows = 32;
+  const int64_t width = last - first + 1;
+  std::vector<float> rows(static_cast<size_t>(std::min(kRows, inputs) * width));
+  for (int64_t row = 0; row < inputs; row += kRows) {
+    const int64_t count = std::min(kRows, inputs - row);
+    if (width == outputs) {
+      file->read(*tensor, row * outputs, std::span(rows).first(static_cast<size_t>(count * width)));
+    } else {
+      for (int64_t i = 0; i < count; ++i)
+        file->read(*tensor, (row + i) * outputs + first,
+                   std::span(rows).subspan(static_cast<size_t>(i * width), static_cast<size_t>(width)));
+    }
+    for (int64_t o = 0; o < width; ++o) {
+      const int64_t to = (first + o) * inputs + row - begin;  // among what is wanted
+      const int64_t from = std::max<int64_t>(0, -to), past = std::min(count, end - begin - to);
+      for (int64_t i = from; i < past; ++i)
+        values[static_cast<size_t>(to + i)] = rows[static_cast<size_t>(i * width + o)];
     }
   }
 }

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/on_threads.h"
 #include "checkpoint/checkpoint_layout.h"
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/training_checkpoint.h"
@@ -16,6 +17,7 @@ namespace fs = std::filesystem;
 
 constexpr char kResolvedConfig[] = "resolved_config.json";
 constexpr char kCheckpointFolder[] = "checkpoints";
+constexpr int64_t kReadAtOnce = int64_t{1} << 20;  // elements, by one thread
 
 class CheckpointSource : public ModelSource {
  public:
@@ -106,13 +108,28 @@ void read_parameter(const ModelSource& source, const ParameterSpec& parameter, s
   });
 }
 
-void read_layer(const ModelSource& source, const Layer& layer, std::span<float> block) {
+void read_layer(const ModelSource& source, const Layer& layer, std::span<float> block, int64_t threads) {
   require(static_cast<int64_t>(block.size()) >= layer.block_size(),
           "a block of {} elements for a layer of {}", block.size(), layer.block_size());
-  for (const auto& parameter : layer.parameters())
-    read_parameter(
-        source, parameter,
-        block.subspan(static_cast<size_t>(parameter.offset), static_cast<size_t>(parameter.count())));
+  struct Piece {
+    const ParameterSpec* parameter;
+    int64_t begin, count;
+  };
+  std::vector<Piece> pieces;
+  for (const auto& parameter : layer.parameters()) {
+    // What lies as it is wanted can be read from anywhere on.
+    const bool divisible = parameter.replicated() && !parameter.transposed_on_disk;
+    const int64_t all = parameter.count(), most = divisible ? kReadAtOnce : all;
+    for (int64_t begin = 0; begin < all; begin += most)
+      pieces.push_back({&parameter, begin, std::min(most, all - begin)});
+  }
+  on_threads(threads, std::ssize(pieces), [&](int64_t i) {
+    const auto& [parameter, begin, count] = pieces[static_cast<size_t>(i)];
+    const auto values =
+        block.subspan(static_cast<size_t>(parameter->offset + begin), static_cast<size_t>(count));
+    if (count == parameter->count()) return read_parameter(source, *parameter, values);
+    source.read(*parameter, begin, values);
+  });
 }
 
 std::vector<ParameterSpec> parameters_of(const Model& model) {

@@ -14,7 +14,7 @@
 
 namespace trainer {
 
-// Every method throws InputError naming file and tensor.
+// Every method throws InputError naming file and tensor. Any number of threads may read at once.
 class ModelSource {
  public:
   virtual ~ModelSource() = default;
@@ -43,7 +43,8 @@ std::unique_ptr<ModelSource> open_model_source(const std::filesystem::path& path
 // What is held here of it: [parameter.count()].
 void read_parameter(const ModelSource& source, const ParameterSpec& parameter, std::span<float> values);
 // All parameters of `layer` into its flat block [layer.block_size()]; the padding between them is left alone.
-void read_layer(const ModelSource& source, const Layer& layer, std::span<float> block);
+// `source` is read by so many threads at once.
+void read_layer(const ModelSource& source, const Layer& layer, std::span<float> block, int64_t threads = 1);
 
 // Every parameter of the model, layer by layer.
 std::vector<ParameterSpec> parameters_of(const Model& model);

@@ -12,6 +12,7 @@
 
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/large_file.h"
 
 namespace trainer {
 
@@ -103,7 +104,7 @@ class SafetensorsWriter {
   void write_bytes(const void* data, size_t bytes);
   void skip_complete();
 
-  AtomicFile file_;
+  LargeFile file_;
   StreamingHash hash_;
   std::vector<Pending> pending_;
   size_t current_ = 0;

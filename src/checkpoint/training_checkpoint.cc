@@ -145,7 +145,8 @@ fs::path begin_checkpoint(const fs::path& root, int64_t step) {
   }
 }
 
-PartInfo write_part(const fs::path& directory, int writer, std::span<const PartTensor> tensors) {
+PartInfo write_part(const fs::path& directory, int writer, std::span<const PartTensor> tensors,
+                    const std::stop_token& given_up) {
   PartInfo part;
   part.writer = writer;
   part.file = part_name(writer) + ".safetensors";
@@ -166,6 +167,8 @@ PartInfo write_part(const fs::path& directory, int writer, std::span<const PartT
   for (const auto& [slice, values, copy] : tensors)
     for (size_t done = 0; done < values.size(); done += kHashedElements) {
       const auto piece = values.subspan(done, std::min(kHashedElements, values.size() - done));
+      if (given_up.stop_requested())
+        run_error("{}: its writing was given up", (directory / part.file).string());
       require_finite(slice.name, slice.extent.begin + static_cast<int64_t>(done), piece);
       file.write(piece);
     }

@@ -18,6 +18,7 @@
 #include <filesystem>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -54,9 +55,11 @@ struct CheckpointState {
 
 // ROOT/step_00000010.incomplete, new and empty; leftovers of interrupted saves are removed. Throws RunError.
 std::filesystem::path begin_checkpoint(const std::filesystem::path& root, int64_t step);
-// What the part holds is on disk when this returns. Throws RunError when it cannot be written, or when a
-// value is not finite: such a checkpoint must never take the place of a good one.
-PartInfo write_part(const std::filesystem::path& directory, int writer, std::span<const PartTensor> tensors);
+// What the part holds is on disk when this returns. Throws RunError when it cannot be written, when
+// `given_up` says so, or when a value is not finite: such a checkpoint must never take the place of a good
+// one.
+PartInfo write_part(const std::filesystem::path& directory, int writer, std::span<const PartTensor> tensors,
+                    const std::stop_token& given_up = {});
 // What `write_part` of this writer returned. Throws RunError when that part is not there, or when what its
 // file says makes no sense.
 PartInfo read_part_info(const std::filesystem::path& directory, int writer);
@@ -86,8 +89,8 @@ class CheckpointReader {
   const std::vector<int64_t>* shape(const std::string& name) const;
   // Elements [begin, begin + values.size()) of `name`, whose shape is not looked at.
   void read(const std::string& name, int64_t begin, std::span<float> values) const;
-  // Reads every byte of every part and compares checksums.
-  void verify() const;
+  // Reads every byte of every `shares`-th part, from part `share` on, and compares checksums.
+  void verify(size_t share = 0, size_t shares = 1) const;
 
  private:
   struct Slice {
@@ -108,6 +111,25 @@ class CheckpointReader {
   std::vector<uint64_t> checksums_;
   std::vector<SafetensorsFile> parts_;
   std::map<std::string, Tensor> tensors_;
+};
+
+// Looks through the checkpoints below `root`, newest first. Those passed over are warned of.
+class CheckpointSearch {
+ public:
+  explicit CheckpointSearch(std::filesystem::path root);
+  // The newest not yet looked at that is complete; its data is not read. nullopt: there is none at all.
+  // Throws InputError when there are some, but none that can be used.
+  std::optional<std::filesystem::path> next();
+  // What `next` gave cannot be used.
+  void pass_over(const std::string& why);
+  // What `next` gave is used: warns of newer ones that were never completed.
+  void warn_of_interrupted() const;
+
+ private:
+  std::filesystem::path root_;
+  std::vector<ListedCheckpoint> left_;  // oldest first
+  std::optional<int64_t> step_;         // of what `next` gave
+  std::string problem_;                 // of the newest passed over
 };
 
 // The newest checkpoint below `root` that is complete and whose checksums are right. Those passed over are

@@ -9,12 +9,23 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/on_threads.h"
 #include "base/units.h"
+#include "device/cores.h"
 
 namespace trainer {
 namespace {
 constexpr size_t kHugePage = size_t{2} << 20, kPage = 4096;
+constexpr size_t kTouchedAtOnce = 16 * kHugePage;  // by one thread
+
+// Clearing pages is the kernel's work, and each of this thread's cores has its share of it.
+void touch(std::byte* data, size_t size) {
+  const auto threads = size > 2 * kTouchedAtOnce ? static_cast<int64_t>(allowed_cores().size()) : int64_t{1};
+  pieces_on_threads(threads, static_cast<int64_t>(size), kTouchedAtOnce, [&](int64_t begin, int64_t end) {
+    for (int64_t offset = begin; offset < end; offset += kPage) data[offset] = std::byte{0};
+  });
 }
+}  // namespace
 
 Arena::Arena(size_t bytes) : size_(bytes) {
   if (bytes == 0) return;
@@ -40,7 +51,7 @@ Arena::Arena(size_t bytes) : size_(bytes) {
     ::madvise(begin, mapped_, MADV_HUGEPAGE);
   }
   data_ = begin;
-  for (size_t offset = 0; offset < size_; offset += kPage) data_[offset] = std::byte{0};
+  touch(data_, size_);
 }
 
 Arena::~Arena() {

@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "base/hash.h"
-#include "base/philox.h"
 #include "model/layer.h"
+#include "ops/random_normal.h"
 
 namespace trainer {
 
@@ -20,8 +20,7 @@ void initialize_parameter(const ParameterSpec& parameter, uint64_t seed, int64_t
   }
   const Philox random(hash_string(parameter.name, seed));
   const float std = static_cast<float>(parameter.init_std);
-  for (size_t i = 0; i < values.size(); ++i)
-    values[i] = std * random.normal(static_cast<uint64_t>(begin) + i);
+  fill_normal(random, static_cast<uint64_t>(begin), std, values);
 }
 
 void initialize_held(const ParameterSpec& parameter, uint64_t seed, int64_t begin, std::span<float> values) {

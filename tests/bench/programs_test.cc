@@ -10,6 +10,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "checkpoint/test_folder.h"
 #include "device/cuda/cuda_device.h"
 #include "support/kernel_bench.h"
 
@@ -56,7 +57,7 @@ TEST_P(EveryProgram, AnswersHelpAndUnknownArguments) {
 
 INSTANTIATE_TEST_SUITE_P(Of, EveryProgram,
                          ::testing::Values("norm", "rope", "activation", "classifier", "optimizer", "copy",
-                                           "gemm", "attention", "simulate"),
+                                           "gemm", "attention", "simulate", "checkpoint"),
                          [](const auto& info) { return info.param; });
 
 // Program and backend. On "simt" every kernel and copy is one that a GPU would be given, in memory that
@@ -127,6 +128,28 @@ TEST(BenchPrograms, SimulateCountsTasks) {
   const Json report = quick_report("simulate");
   EXPECT_GT(report["tasks_per_step"].get<int64_t>(), 0);
   EXPECT_GT(report["tasks_per_second"].get<double>(), 0);
+}
+
+TEST(BenchPrograms, CheckpointStandsBesideTheDisk) {
+  const TestFolder folder;
+  const std::string words = "checkpoint --folder " + folder.path().string();
+  const Json report = quick_report(words);
+  EXPECT_GT(report["bytes"].get<int64_t>(), 10'000);
+  ASSERT_EQ(report["rows"].size(), 2);
+  for (const Json& row : report["rows"]) {
+    const double reached = row["bytes_per_second"].get<double>(),
+                 ceiling = row["ceiling_bytes_per_second"].get<double>();
+    EXPECT_GT(reached, 0);
+    EXPECT_NEAR(row["ratio"].get<double>(), reached / ceiling, 1e-9 * reached / ceiling);
+  }
+  const Json& background = report["background"];
+  EXPECT_GT(background["step_seconds"].get<double>(), 0);
+  EXPECT_GT(background["copy_seconds"].get<double>(), 0);
+  EXPECT_GE(background["steps_meanwhile"].size(), 1);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << "something is left there";
+  const Outcome refused = outcome_of("checkpoint --folder " + (folder / "missing").string(), true);
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.output, HasSubstr("missing: no such folder"));
 }
 
 TEST(BenchPrograms, RefuseWhatABackendDoesNotHave) {

@@ -31,6 +31,9 @@ CUDA_VISIBLE_DEVICES= expect 2 "device.kind.*host" "$trainer" train config.json 
 [ ! -e run ] || fail "a failed start made the run directory"
 
 "$trainer" train config.json > train.log 2>&1 || { cat train.log; fail "training"; }
+grep -q "info ready after [0-9.]* s: program and MPI [0-9.]*, config and data [0-9.]*, rate of matrix products [0-9.]*, plan [0-9.]*, memory [0-9.]*, weights [0-9.]*$" train.log ||
+  { cat train.log; fail "it is not said what the start took"; }
+grep -q '"ready_seconds"' run/summary.json || { cat run/summary.json; fail "no ready_seconds"; }
 cksum run/metrics.jsonl run/plan.json > before.sum
 expect 2 "exists already" "$trainer" train config.json
 cksum -- run/metrics.jsonl run/plan.json | cmp -s - before.sum || fail "the refused run changed files"

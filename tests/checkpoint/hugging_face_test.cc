@@ -210,6 +210,40 @@ TEST(HuggingFace, LayersFillTheirBlocks) {
   EXPECT_EQ(block, expected);
 }
 
+// By several threads, a large parameter in pieces, and one that lies turned on disk in more rows than are
+// turned at a time.
+TEST(HuggingFace, ThreadsFillBlocksTogether) {
+  const TestFolder folder;
+  Json shape = tiny_gpt2();
+  shape["vocab_size"] = 33000;
+  shape["n_embd"] = 70;
+  const SyntheticWeights synthetic(shape);
+  const auto parameters = parameters_of(synthetic);
+  save_hugging_face(synthetic, parameters, folder / "a", {});
+  const HuggingFaceFolder source(folder / "a");
+  const Model model(source.config());
+  for (int l = 0; l < 2; ++l) {
+    const Layer& layer = model.layer(l);
+    std::vector<float> block(static_cast<size_t>(layer.block_size()), 7), expected = block;
+    for (const auto& p : layer.parameters())
+      synthetic.read(
+          p, 0, std::span(expected).subspan(static_cast<size_t>(p.offset), static_cast<size_t>(p.count())));
+    read_layer(source, layer, block, 3);
+    EXPECT_TRUE(block == expected) << l;
+  }
+  // Any elements of a turned parameter.
+  for (const auto& p : parameters) {
+    if (!p.transposed_on_disk) continue;
+    for (const auto& [begin, count] :
+         {std::pair<int64_t, size_t>{0, 1}, {69, 2}, {70, 70}, {101, 500}, {p.count() - 3, 3}}) {
+      std::vector<float> values(count), expected(count);
+      source.read(p, begin, values);
+      synthetic.read(p, begin, expected);
+      EXPECT_EQ(values, expected) << p.name << " " << begin;
+    }
+  }
+}
+
 TEST(HuggingFace, RefusesWhatIsMissingOrDoesNotFit) {
   const TestFolder folder;
   const fs::path m = folder / "m", file = m / "model.safetensors";

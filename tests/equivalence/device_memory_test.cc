@@ -235,7 +235,7 @@ TEST(DeviceMemory, StateGoesInAndOut) {
     state.save(folder);
     rank.run(3, 1, nullptr);
     numbers.push_back(rank.take_result(3).loss);
-    state.restore(state.newest(folder));
+    state.restore_newest(folder);
     numbers.push_back(rank.evaluate(0).loss_sum);
     rank.run(3, 1, nullptr);
     numbers.push_back(rank.take_result(3).loss);

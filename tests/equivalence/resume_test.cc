@@ -53,8 +53,9 @@ std::vector<int64_t> range(int64_t begin, int64_t end) {
 
 // What a process does, on every rank of a grid: a job up to `steps`.
 void run_job(const GridPlan& plan, int64_t steps, const fs::path& directory, bool resume,
-             const std::shared_ptr<const SampleSource>& data) {
+             const std::shared_ptr<const SampleSource>& data, const CheckpointSection& checkpoint = {}) {
   Config config = testing::grid_config(plan);
+  config.checkpoint = checkpoint;
   config.training.steps = steps;
   config.optimizer.lr_decay_style = LrDecayStyle::kCosine;
   config.optimizer.lr_warmup_steps = 2;
@@ -254,6 +255,16 @@ TEST(Resume, AnUnfinishedOrDamagedCheckpointIsPassedOver) {
     }
   run_job(plan, 5, folder / "cut", true, data);
   EXPECT_EQ(state_of(folder / "cut"), whole);
+
+  // One bit of a value: what was read with it is replaced.
+  for (const int rank : {0, 1}) {
+    const fs::path part = *find_latest_checkpoint(root) / (part_name(rank) + ".safetensors");
+    std::string bytes = read_file(part);
+    bytes[bytes.size() - 1] ^= 1;
+    write_file_atomically(part, bytes);
+    run_job(plan, 5, folder / "cut", true, data);
+    EXPECT_EQ(state_of(folder / "cut"), whole);
+  }
 }
 
 TEST(Resume, NonFiniteStepsEndTheJobAndKeepTheLastGoodCheckpoint) {
@@ -282,6 +293,73 @@ TEST(Resume, NonFiniteStepsEndTheJobAndKeepTheLastGoodCheckpoint) {
   run_job(plan, 4, folder / "run", true, data);
   run_job(plan, 4, folder / "whole", false, data);
   EXPECT_EQ(state_of(folder / "run"), state_of(folder / "whole"));
+}
+
+// What training is waited for and what goes on beside it leave the same checkpoints.
+TEST(Resume, CheckpointsOfTheBackgroundAreThoseThatTrainingWaitsFor) {
+  GridPlan single, grid;
+  grid.stages = grid.replicas = 2;
+  grid.zero_stage = 2;
+  for (GridPlan plan : {single, grid}) {
+    plan.prepare = [](TrainingRank& rank, int) {
+      size_t bytes = 0;
+      for (const PartTensor& t : rank.checkpoint_tensors()) bytes += t.values.size_bytes();
+      EXPECT_EQ(rank.checkpoint_bytes(), static_cast<int64_t>(bytes));
+    };
+    const TestFolder folder;
+    const auto data = testing::grid_data(plan);
+    // A save every step: each finishes the one before. Then one that is over long before the next.
+    for (const int64_t interval : {1, 4}) {
+      CheckpointSection section{.save_interval = interval, .keep_last = 0};
+      section.background = false;
+      const fs::path waited = folder / fmt::format("waited_{}", interval),
+                     background = folder / fmt::format("background_{}", interval);
+      run_job(plan, 9, waited, false, data, section);
+      section.background = true;
+      run_job(plan, 9, background, false, data, section);
+      EXPECT_EQ(state_of(background), state_of(waited));
+      const fs::path root = RunFiles(background).checkpoints, expected = RunFiles(waited).checkpoints;
+      int parts = 0;
+      for (int64_t step = interval; step <= 9; step += interval) {
+        const std::string name = fmt::format("step_{:08}", step);
+        CheckpointReader(root / name).verify();
+        for (const auto& entry : fs::directory_iterator(expected / name)) {
+          const std::string file = entry.path().filename().string();
+          if (!file.starts_with("part-")) continue;  // the manifest holds the config
+          ++parts;
+          EXPECT_TRUE(read_file(entry.path()) == read_file(root / name / file)) << name << " " << file;
+        }
+      }
+      EXPECT_EQ(parts, 9 / interval * 2 * plan.world());
+      for (const auto& entry : fs::directory_iterator(root))
+        EXPECT_NE(entry.path().extension(), ".incomplete") << entry.path();
+    }
+  }
+}
+
+TEST(Resume, AFailureInTheBackgroundEndsTheJobAndKeepsTheLastGoodCheckpoint) {
+  const TestFolder folder;
+  GridPlan plan;
+  plan.replicas = 2;
+  const auto data = testing::grid_data(plan);
+  run_job(plan, 2, folder / "run", false, data);
+  const RunState good = state_of(folder / "run");
+  plan.prepare = [&](TrainingRank& rank, int) {
+    const std::string name = rank.model().layer(1).parameters().front().name;
+    const_cast<float*>(rank.parameter(name))[0] = std::numeric_limits<float>::infinity();
+  };
+  plan.max_consecutive_skips = 100;
+  try {
+    run_job(plan, 9, folder / "run", true, data, {.save_interval = 3});
+    FAIL() << "it went on";
+  } catch (const RunError& error) {
+    EXPECT_NE(std::string(error.what()).find("step 3 could not be saved: "), std::string::npos)
+        << error.what();
+    EXPECT_NE(std::string(error.what()).find("holds inf at element 0"), std::string::npos) << error.what();
+  }
+  EXPECT_EQ(state_of(folder / "run").tensors, good.tensors);
+  for (const auto& entry : fs::directory_iterator(RunFiles(folder / "run").checkpoints))
+    EXPECT_EQ(entry.path().filename(), "step_00000002");
 }
 
 // No labels in the first `samples`.

@@ -91,6 +91,7 @@ struct GridPlan {
   int zero_stage = 0;
   bool shard_gradients = false;
   bool skip_non_finite = true;
+  int max_consecutive_skips = 3;
   int64_t memory_budget = 0;
   DType dtype = DType::kF32;
   int threads = 1;
@@ -152,6 +153,7 @@ inline Config grid_config(const GridPlan& plan) {
   c.parallel.zero_stage = plan.zero_stage;
   c.parallel.shard_gradients = plan.shard_gradients;
   c.optimizer.skip_non_finite = plan.skip_non_finite;
+  c.optimizer.max_consecutive_skips = plan.max_consecutive_skips;
   c.device.memory_budget.bytes = plan.memory_budget;
   c.precision.compute = plan.dtype;
   c.optimizer.lr = 0.02;
