@@ -231,7 +231,8 @@ Json measure_background(Job& job, const fs::path& folder, int64_t steps) {
           {"finish_seconds", finish},
           {"all_seconds", all},
           {"exposed_seconds", exposed},
-          {"exposed_ratio_of_a_step", exposed / step}};
+          {"exposed_ratio_of_a_step", exposed / step},
+          {"exposed_ratio_of_steps", exposed / (step * static_cast<double>(meanwhile.size()))}};
 }
 
 Json measure(const Arguments& a) {
@@ -289,10 +290,10 @@ void print(const Json& r) {
   const Json& b = r["background"];
   fmt::print(
       "in the background, over {} steps of {:.3f} s: copy {:.3f} s, steps longer by {:.3f} s, end {:.3f} s: "
-      "exposed {:.1f} % of a step\n",
+      "exposed {:.1f} % of a step, {:.1f} % of these\n",
       b["steps_meanwhile"].size(), b["step_seconds"].get<double>(), b["copy_seconds"].get<double>(),
       b["longer_seconds"].get<double>(), b["finish_seconds"].get<double>(),
-      100 * b["exposed_ratio_of_a_step"].get<double>());
+      100 * b["exposed_ratio_of_a_step"].get<double>(), 100 * b["exposed_ratio_of_steps"].get<double>());
 }
 
 }  // namespace
