@@ -1,6 +1,5 @@
 #include "app/training_state.h"
 
-#include <thread>
 #include <utility>
 
 #include "app/agreement.h"
@@ -89,6 +88,7 @@ Json TrainingState::describe() const {
 
 TrainingState::Begun TrainingState::begin(const std::filesystem::path& root) {
   finish_save();
+  if (removal_.joinable()) removal_.join();
   const std::string directory =
       from_first_rank(world_, [&] { return begin_checkpoint(root, step_).string(); });
   return {root, directory, {step_, step_ * config_.training.global_batch_size, describe()}};
@@ -108,7 +108,10 @@ void TrainingState::complete_save(const Begun& begun, Write&& write) {
     std::vector<PartInfo> parts;
     for (int r = 0; r < world_.size(); ++r) parts.push_back(read_part_info(begun.directory, r));
     finish_checkpoint(begun.directory, parts, begun.state);
-    rotate_checkpoints(begun.root, static_cast<int>(config_.checkpoint.keep_last));
+    removal_ = std::jthread(
+        [retired = retire_checkpoints(begun.root, static_cast<int>(config_.checkpoint.keep_last))] {
+          for (const auto& folder : retired) abandon_checkpoint(folder);
+        });
   });
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <thread>
 
 #include "app/training_data.h"
 #include "app/training_rank.h"
@@ -62,6 +63,7 @@ class TrainingState {
   int64_t step_ = 0, consecutive_skips_ = 0;
   BackgroundPart background_;
   std::optional<Begun> begun_;
+  std::jthread removal_;  // of old checkpoints
 };
 
 }  // namespace trainer

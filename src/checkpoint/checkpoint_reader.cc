@@ -11,7 +11,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kVerifiedAtOnce = size_t{1} << 20;  // bytes; they stay in cache
-constexpr uint64_t kReadAhead = uint64_t{32} << 20;
+constexpr uint64_t kReadAhead = uint64_t{16} << 20;
 
 const Json& member(const Json& object, const char* key, const std::string& where) {
   const auto it = object.find(key);
@@ -136,7 +136,7 @@ void CheckpointReader::verify(size_t share, size_t shares) const {
     const ReadableFile file(parts_[p].path());
     StreamingHash hash;
     for (uint64_t offset = 0; offset < file.size();) {
-      file.expect(offset, kReadAhead);
+      if (offset % kReadAhead == 0) file.expect(offset, 2 * kReadAhead);
       const size_t n = std::min<uint64_t>(buffer.size(), file.size() - offset);
       file.read(offset, buffer.data(), n);
       hash.add(buffer.data(), n);

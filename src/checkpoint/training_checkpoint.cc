@@ -115,12 +115,6 @@ void put_in_place(const fs::path& from, const fs::path& to) {
   sync_directory(to.parent_path());
 }
 
-void remove_checkpoint(const fs::path& directory) {
-  const fs::path aside = directory.string() + kRemovedSuffix;
-  fs::rename(directory, aside);  // at once: a half removed one must not be found
-  fs::remove_all(aside);
-}
-
 bool complete(const fs::path& directory) {
   try {
     CheckpointReader reader(directory);
@@ -247,19 +241,28 @@ void abandon_checkpoint(const fs::path& directory) noexcept {
   if (error) log_warning("cannot remove {}: {}", directory.string(), error.message());
 }
 
-void rotate_checkpoints(const fs::path& root, int keep_last) {
-  if (keep_last <= 0) return;
+std::vector<fs::path> retire_checkpoints(const fs::path& root, int keep_last) {
+  std::vector<fs::path> retired;
+  if (keep_last <= 0) return retired;
   try {
     int kept = 0;
     for (const auto& entry : list_checkpoints(root, "")) {
-      if (kept == keep_last)
-        remove_checkpoint(entry.path);
-      else if (complete(entry.path))
+      if (kept == keep_last) {
+        const fs::path aside = entry.path.string() + kRemovedSuffix;
+        fs::rename(entry.path, aside);  // at once: a half removed one must not be found
+        retired.push_back(aside);
+      } else if (complete(entry.path)) {
         ++kept;
+      }
     }
   } catch (const fs::filesystem_error& e) {
     run_error("cannot remove old checkpoints: {}", e.what());
   }
+  return retired;
+}
+
+void rotate_checkpoints(const fs::path& root, int keep_last) {
+  for (const fs::path& folder : retire_checkpoints(root, keep_last)) abandon_checkpoint(folder);
 }
 
 }  // namespace trainer

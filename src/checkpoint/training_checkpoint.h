@@ -68,9 +68,13 @@ PartInfo read_part_info(const std::filesystem::path& directory, int writer);
 // replaced.
 std::filesystem::path finish_checkpoint(const std::filesystem::path& directory,
                                         std::span<const PartInfo> parts, const CheckpointState& state);
-// Removes an unfinished checkpoint as far as that is possible; never throws.
+// Removes an unfinished or retired checkpoint as far as that is possible; never throws.
 void abandon_checkpoint(const std::filesystem::path& directory) noexcept;
-// Keeps the newest `keep_last` complete checkpoints, and everything newer than the last of them. 0 keeps all.
+// Keeps the newest `keep_last` complete checkpoints, and everything newer than the last of them; 0 keeps all.
+// The others are taken out of sight, into folders that are returned and only have to be removed: of large
+// files that takes a while.
+std::vector<std::filesystem::path> retire_checkpoints(const std::filesystem::path& root, int keep_last);
+// The same, and removes them.
 void rotate_checkpoints(const std::filesystem::path& root, int keep_last);
 
 // One complete checkpoint. The constructor checks everything but the data; `verify` checks the data too.
