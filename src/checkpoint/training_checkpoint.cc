@@ -261,8 +261,4 @@ std::vector<fs::path> retire_checkpoints(const fs::path& root, int keep_last) {
   return retired;
 }
 
-void rotate_checkpoints(const fs::path& root, int keep_last) {
-  for (const fs::path& folder : retire_checkpoints(root, keep_last)) abandon_checkpoint(folder);
-}
-
 }  // namespace trainer

@@ -11,7 +11,7 @@
 // several ranks:
 //   rank 0: dir = begin_checkpoint(root, step);      barrier
 //   all:    write_part(dir, rank, tensors);          barrier
-//   rank 0: finish_checkpoint(dir, read_part_info(dir, 0 ... n-1), ...); rotate_checkpoints(root, n)
+//   rank 0: finish_checkpoint(dir, read_part_info(dir, 0 ... n-1), ...); retire_checkpoints(root, n)
 #pragma once
 
 #include <cstdint>
@@ -74,8 +74,6 @@ void abandon_checkpoint(const std::filesystem::path& directory) noexcept;
 // The others are taken out of sight, into folders that are returned and only have to be removed: of large
 // files that takes a while.
 std::vector<std::filesystem::path> retire_checkpoints(const std::filesystem::path& root, int keep_last);
-// The same, and removes them.
-void rotate_checkpoints(const std::filesystem::path& root, int keep_last);
 
 // One complete checkpoint. The constructor checks everything but the data; `verify` checks the data too.
 // Every method throws InputError naming the file.

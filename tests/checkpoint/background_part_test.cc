@@ -12,6 +12,7 @@
 #include <random>
 
 #include "base/file.h"
+#include "checkpoint/rotate.h"
 #include "checkpoint/test_folder.h"
 
 namespace trainer {
@@ -115,7 +116,7 @@ TEST(BackgroundPart, AKillLeavesTheLastCompleteCheckpoint) {
     part.finish();
     const std::vector<PartInfo> parts = {read_part_info(directory, 0)};
     finish_checkpoint(directory, parts, {step, step, {}});
-    rotate_checkpoints(folder.path(), 1);
+    testing::rotate_checkpoints(folder.path(), 1);
   };
   save(1);
   std::mt19937 random(3);

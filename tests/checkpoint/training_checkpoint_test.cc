@@ -13,6 +13,7 @@
 #include <numeric>
 #include <random>
 
+#include "checkpoint/rotate.h"
 #include "checkpoint/test_folder.h"
 
 namespace trainer {
@@ -199,7 +200,7 @@ class DamagedCheckpoint : public ::testing::Test {
     // A good one is never rotated away in favour of a damaged one, where that shows without reading every
     // byte.
     if (!message_of([&] { CheckpointReader{newest_}; }).empty()) {
-      rotate_checkpoints(folder_.path(), 1);
+      testing::rotate_checkpoints(folder_.path(), 1);
       expect_step(*found, 10);
     }
   }
@@ -308,13 +309,13 @@ TEST(TrainingCheckpoint, DamagedNumbersOfAPartAreRefused) {
 TEST(TrainingCheckpoint, RotationKeepsTheLastComplete) {
   const TestFolder folder;
   for (int64_t step : {10, 20, 30, 40}) save(folder.path(), step);
-  rotate_checkpoints(folder.path(), 0);
+  testing::rotate_checkpoints(folder.path(), 0);
   EXPECT_EQ(names_in(folder.path()).size(), 4u);
   fs::remove(folder / "step_00000030" / "part-00000.safetensors");
-  rotate_checkpoints(folder.path(), 2);
+  testing::rotate_checkpoints(folder.path(), 2);
   EXPECT_THAT(names_in(folder.path()), ElementsAre("step_00000020", "step_00000030", "step_00000040"));
   save(folder.path(), 50);
-  rotate_checkpoints(folder.path(), 2);
+  testing::rotate_checkpoints(folder.path(), 2);
   EXPECT_THAT(names_in(folder.path()), ElementsAre("step_00000040", "step_00000050"));
 }
 
@@ -349,7 +350,7 @@ TEST(TrainingCheckpoint, KilledDuringSave) {
       try {
         for (int64_t step = newest + 1;; ++step) {
           save(folder.path(), step);
-          rotate_checkpoints(folder.path(), 1);
+          testing::rotate_checkpoints(folder.path(), 1);
         }
       } catch (...) {
         ::_exit(1);
