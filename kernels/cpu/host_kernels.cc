@@ -1,25 +1,13 @@
 #include "cpu/host_kernels.h"
 
-#include <sched.h>
-
 #include <algorithm>
-#include <thread>
 
 #include "base/error.h"
+#include "device/cores.h"
 
 namespace trainer {
-namespace {
-
-int usable_cores() {
-  cpu_set_t cores;
-  if (sched_getaffinity(0, sizeof(cores), &cores) == 0) return CPU_COUNT(&cores);
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
-
-}  // namespace
-
 HostKernels::HostKernels(int threads, Isa isa)
-    : threads_(threads > 0 ? threads : usable_cores()),
+    : threads_(threads > 0 ? threads : allowed_core_count()),
       isa_(isa),
       vector_(vector_table(isa)),
       gemm_(make_gemm_state(threads_, isa)) {}

@@ -20,7 +20,7 @@ constexpr size_t kTouchedAtOnce = 16 * kHugePage;  // by one thread
 
 // Clearing pages is the kernel's work, and each of this thread's cores has its share of it.
 void touch(std::byte* data, size_t size) {
-  const auto threads = size > 2 * kTouchedAtOnce ? static_cast<int64_t>(allowed_cores().size()) : int64_t{1};
+  const auto threads = size > 2 * kTouchedAtOnce ? int64_t{allowed_core_count()} : int64_t{1};
   pieces_on_threads(threads, static_cast<int64_t>(size), kTouchedAtOnce, [&](int64_t begin, int64_t end) {
     for (int64_t offset = begin; offset < end; offset += kPage) data[offset] = std::byte{0};
   });

@@ -61,6 +61,11 @@ std::vector<int> in_order_of_places(const std::vector<int>& cores, const std::st
   return ordered;
 }
 
+int allowed_core_count() {
+  cpu_set_t set;
+  return ::sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+}
+
 std::vector<int> allowed_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);

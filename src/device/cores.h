@@ -6,6 +6,9 @@
 
 namespace trainer {
 
+// How many cores this process may use; at least 1.
+int allowed_core_count();
+
 // Cores this process may use, in order of their places.
 std::vector<int> allowed_cores();
 
