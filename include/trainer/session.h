@@ -94,7 +94,8 @@ class Session {
   // Collective.
   void save(const std::string& directory);
   // Goes on from the newest checkpoint in a folder given to `save`, with the bits of an uninterrupted run.
-  // Throws when there is none, or when it belongs to other data. Collective.
+  // Throws when there is none, or when it belongs to other data. Where every checkpoint there turns out to be
+  // damaged, the weights are undefined after the exception. Collective.
   void resume(const std::string& directory);
 
   // Every parameter of the model, in the model's order.
