@@ -329,7 +329,8 @@ std::vector<Field> describe(CheckpointSection& c) {
       "background", c.background,
       "Checkpoints between steps are written while training goes on, from a copy of the state: so many bytes "
       "more of host memory as the checkpoint has (12 a parameter; data-parallel ranks of one machine share "
-      "them). false: training waits while the state is written, and there is no copy.");
+      "them); not where device.memory_budget, of the host, has no room for it. false: training waits while "
+      "the state is written, and there is no copy.");
   return f.take();
 }
 

@@ -55,13 +55,14 @@ void TrainingJob::request_stop() { stop_requested = true; }
 
 void TrainingJob::prepare(bool resume, StartTimes* times) {
   memory_plan_ = rank_->memory_plan();
+  plan_background_saves();
   if (world_.rank() == 0) write_plan(memory_plan_);
   together(world_, [&] { rank_->allocate(); });
   if (times) times->part("memory");
   const std::string latest = resume ? state_.restore_newest(files_.checkpoints) : std::string();
   if (latest.empty()) state_.initialize();
   if (times) times->part(latest.empty() ? "weights" : "checkpoint");
-  if (memory_plan_.checkpoint_copy > 0) state_.expect_background_saves();
+  if (background_saves_) state_.expect_background_saves();
   if (world_.rank() != 0) return;
   replay_.emplace(rank_->problem());
   if (!latest.empty()) log_info("resuming after step {} from {}", state_.step(), latest);
@@ -75,6 +76,27 @@ void TrainingJob::prepare(bool resume, StartTimes* times) {
   options.flops_per_token = rank_->model().flops_per_token(config_.data.sequence_length);
   options.gemm_flops_per_second = gemm_flops_per_second_;
   progress_.emplace(options);
+}
+
+// All ranks decide alike: where one of them has no room for the copy, none saves in the background.
+void TrainingJob::plan_background_saves() {
+  const CheckpointSection& c = config_.checkpoint;
+  if (!c.background || c.save_interval == 0 || c.save_interval >= config_.training.steps) return;
+  const int64_t copy = rank_->checkpoint_bytes(), budget = config_.device.memory_budget.bytes;
+  const TierBytes& tiers = memory_plan_.tiers;
+  // The budget is of the device's memory, the copy lies in the host's.
+  double lacking = 0;
+  if (budget > 0 && rank_->state_on_host())
+    lacking = static_cast<double>(tiers[0] + tiers[1] + tiers[2] + copy - budget);
+  max_over_ranks(world_, std::span(&lacking, 1));
+  background_saves_ = lacking <= 0;
+  if (background_saves_)
+    memory_plan_.checkpoint_copy = copy;
+  else if (world_.rank() == 0)
+    log_info(
+        "training waits while checkpoints are written: the copy for saving in the background would need {} "
+        "more than key 'device.memory_budget' allows",
+        format_bytes(lacking));
 }
 
 void TrainingJob::write_plan(const MemoryPlan& m) {
@@ -148,7 +170,7 @@ JobSummary TrainingJob::train() {
     if (written || stop || last) state_.finish_save();
     const int64_t interval = config_.checkpoint.save_interval;
     const bool due = interval > 0 && done % interval == 0;
-    if (due && !last && !stop && config_.checkpoint.background)
+    if (due && !last && !stop && background_saves_)
       state_.begin_save(files_.checkpoints);
     else if (due || stop || (last && config_.checkpoint.save_at_end))
       state_.save(files_.checkpoints);

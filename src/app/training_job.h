@@ -53,6 +53,7 @@ class TrainingJob {
   void note_skip(const StepResult& result, int64_t step);
   void publish(const StepMetrics& metrics);
   void finish_save_before_failing();
+  void plan_background_saves();
 
   Config config_;
   TrainingData data_;
@@ -63,6 +64,7 @@ class TrainingJob {
   std::unique_ptr<TrainingRank> rank_;
   TrainingState state_;
   MemoryPlan memory_plan_;
+  bool background_saves_ = false;
   std::optional<MainPathReplay> replay_;  // rank 0
   std::optional<MetricsFile> metrics_;
   std::optional<TensorBoardWriter> tensorboard_;

@@ -170,9 +170,6 @@ MemoryPlan TrainingRank::memory_plan() const {
   if (valid_inputs_) between.push_back(&evaluation_graph_);
   plan.tiers = RankMemory::plan(graph_, between, world_.rank());
   plan.program = resident_memory().now;
-  const CheckpointSection& c = config_.checkpoint;
-  if (c.background && c.save_interval > 0 && c.save_interval < config_.training.steps)
-    plan.checkpoint_copy = checkpoint_bytes();
   if (!backend_.device->host_reaches()) {
     plan.tables = model_.table_bytes();
     for (const Problem* p : {&problem_, valid_inputs_ ? &evaluation_problem_ : nullptr})

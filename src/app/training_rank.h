@@ -32,7 +32,7 @@ struct MemoryPlan {
   TierBytes tiers{};            // arenas
   int64_t program = 0;          // resident before they are allocated: code, libraries, data
   int64_t tables = 0;           // model constants and inputs, where a device needs copies
-  int64_t checkpoint_copy = 0;  // of the state, from the first checkpoint in the background on
+  int64_t checkpoint_copy = 0;  // of the state, where a job saves in the background
   int64_t total() const { return tiers[0] + tiers[1] + tiers[2] + program + tables + checkpoint_copy; }
 };
 
