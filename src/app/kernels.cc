@@ -18,6 +18,11 @@ std::unique_ptr<KernelSet> make_kernels(const DeviceSection& device) {
   return nullptr;
 }
 
+std::vector<GemmShape> feed_forward_products(const ModelConfig& model, int64_t tokens) {
+  return {{tokens, model.ffn_hidden_size * (model.gated_mlp() ? 2 : 1), model.hidden_size},
+          {tokens, model.hidden_size, model.ffn_hidden_size}};
+}
+
 bool is_simulated(const DeviceSection& device) { return device.kind == DeviceKind::kMt3000Simulated; }
 
 Json counted_cycles(const KernelSet& kernels) {

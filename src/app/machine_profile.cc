@@ -14,7 +14,6 @@
 #include "comm/number_nodes.h"
 #include "device/arena.h"
 #include "model/layer.h"
-#include "ops/gemm_rate.h"
 #include "ops/memory_rate.h"
 
 namespace trainer {
@@ -24,11 +23,8 @@ constexpr size_t kMemoryBytes = size_t{128} << 20;  // that memory's rate is mea
 constexpr int64_t kLeastSum = int64_t{1} << 20, kLongestSum = int64_t{8} << 20;  // bytes
 
 double matmul_rate(KernelSet& kernels, const ProfileSubject& s) {
-  const ModelConfig& m = s.model;
   const int64_t tokens = s.config.training.micro_batch_size * s.config.data.sequence_length;
-  const std::vector<GemmShape> shapes = {{tokens, m.ffn_hidden_size * (m.gated_mlp() ? 2 : 1), m.hidden_size},
-                                         {tokens, m.hidden_size, m.ffn_hidden_size}};
-  return measure_gemm_rate(kernels, s.config.precision.compute, shapes);
+  return measure_gemm_rate(kernels, s.config.precision.compute, feed_forward_products(s.model, tokens));
 }
 
 double mean_over_ranks(Communicator& world, double value) {

@@ -15,7 +15,6 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "comm/collectives.h"
-#include "ops/gemm_rate.h"
 
 namespace trainer {
 namespace {
@@ -79,23 +78,17 @@ void prepare_directory(const Config& config, const std::vector<std::string>& ove
 void handle_signal(int) { TrainingJob::request_stop(); }
 
 // On the host the rate of a core is that of any product of some hundred rows, and a training that has yet to
-// begin waits for it: so few rows are enough, of the largest products.
+// begin waits for it: so few rows are enough.
 constexpr int64_t kHostRateTokens = 512;
 constexpr double kHostRateSeconds = 0.2;
 
 double measure_rate(const RankBackend& backend, const Model& model, const Config& config) {
-  const ModelConfig& m = model.config();
-  int64_t tokens = config.training.micro_batch_size * config.data.sequence_length;
-  std::vector<GemmShape> shapes;
-  if (backend.device->host_reaches())
-    tokens = std::min(tokens, kHostRateTokens);
-  else
-    shapes.push_back({tokens, m.q_width() + 2 * m.kv_width(), m.hidden_size});
-  shapes.push_back({tokens, m.ffn_hidden_size * (m.gated_mlp() ? 2 : 1), m.hidden_size});
-  shapes.push_back({tokens, m.hidden_size, m.ffn_hidden_size});
+  const bool host = backend.device->host_reaches();
+  const int64_t tokens = config.training.micro_batch_size * config.data.sequence_length;
+  const auto shapes =
+      feed_forward_products(model.config(), host ? std::min(tokens, kHostRateTokens) : tokens);
   return measure_gemm_rate(*backend.kernels, config.precision.compute, shapes,
-                           backend.device->host_reaches() ? kHostRateSeconds : kGemmRateSeconds,
-                           *backend.device);
+                           host ? kHostRateSeconds : kGemmRateSeconds, *backend.device);
 }
 
 int train(const MpiEnvironment& mpi, std::span<const std::string> words) {
