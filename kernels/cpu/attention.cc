@@ -2,15 +2,16 @@
 // online softmax; the backward pass recomputes the weights from log_sum_exp.
 //
 // Scores are held transposed, [keys, kQueryBlock]: the softmax runs down columns, without sums across a
-// vector, and the weights are in the form in which the next products take them.
+// vector, and leaves the weights in the forms in which the next products take them. So what is summed per
+// query, the output and dq, is held transposed, too. Where the processor multiplies bf16 itself, weights and
+// slopes are rounded to bf16.
 #include <omp.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
-#include "cpu/host_kernels.h"
-#include "cpu/tile_table.h"
+#include "cpu/gemm_state.h"
 
 namespace trainer {
 namespace {
@@ -27,27 +28,40 @@ class Scratch {
   // Without memory it only counts.
   Scratch(const TileTable& tiles, int64_t head_dim, bool backward, float* memory) : at_(memory) {
     columns = parts_of(head_dim, tiles.panel) * tiles.panel;
-    const int64_t packed_keys = parts_of(kKeyBlock, tiles.tile_rows) * tiles.tile_width * head_dim;
-    query_panels = take(kQuerySpan * head_dim);
+    head_slots = tiles.slots_of(head_dim);
+    key_slots = tiles.slots_of(kKeyBlock);
+    const int64_t packed_keys = tiles.tiles_of(kKeyBlock) * tiles.tile_width * head_slots;
+    const int64_t packed_columns = tiles.tiles_of(head_dim) * tiles.tile_width * key_slots;
+    query_panels = take(kQuerySpan * head_slots);
     key_tiles = take(packed_keys);
     scores = take(kKeyBlock * kQueryBlock);
     first = reinterpret_cast<int32_t*>(take(kQuerySpan));
     last = reinterpret_cast<int32_t*>(take(kQuerySpan));
     block_first = reinterpret_cast<int32_t*>(take(kQueryBlock));
     block_last = reinterpret_cast<int32_t*>(take(kQueryBlock));
-    sums = take(kQuerySpan * columns);
+    sums = take(kQuerySpan * head_dim);
     statistic = take(kQuerySpan);
     total = take(kQuerySpan);
+    factor = take(kQueryBlock);
+    // In pairs, operands made of scores have memory of their own.
+    const auto operand = [&](float* of, bool rows) {
+      if (tiles.slot == 1) return ScoreOperand{of, of};
+      return ScoreOperand{rows ? take(kKeyBlock * kQueryBlock / tiles.slot) : nullptr,
+                          take(key_slots * kQueryBlock)};
+    };
     if (!backward) {
-      values = take(kKeyBlock * columns);
-      factor = take(kQueryBlock);
+      value_columns = take(packed_columns);
+      weights = operand(scores, false);
     } else {
+      const int64_t query_slots = tiles.slots_of(kQueryBlock) * (kQuerySpan / kQueryBlock);
       value_tiles = take(packed_keys);
-      keys = take(kKeyBlock * columns);
-      queries = take(kQuerySpan * columns);
-      dout = take(kQuerySpan * columns);
-      dout_panels = take(kQuerySpan * head_dim);
+      key_columns = take(packed_columns);
+      queries = take(query_slots * columns);
+      dout = take(query_slots * columns);
+      dout_panels = take(kQuerySpan * head_slots);
       slopes = take(kKeyBlock * kQueryBlock);
+      weights = operand(scores, true);
+      changes = operand(slopes, true);
       dkeys = take(kKeyBlock * columns);
       dvalues = take(kKeyBlock * columns);
     }
@@ -55,18 +69,20 @@ class Scratch {
   int64_t used() const { return used_; }
 
   int64_t columns;                    // head_dim, rounded up to whole panels
-  float* query_panels;                // [kQuerySpan / panel][head_dim, panel], times scale
+  int64_t head_slots, key_slots;      // of head_dim and of a block of keys
+  float* query_panels;                // [kQuerySpan / panel][head_slots, panel]
   float* key_tiles;                   // packed tiles of the key block, k = head_dim
   float* scores;                      // [kKeyBlock, kQueryBlock]
   int32_t *first, *last;              // [kQuerySpan]: the keys that each query sees
   int32_t *block_first, *block_last;  // [kQueryBlock]: the same, from the first key of the product
-  float* sums;                        // [kQuerySpan, columns]: out, or dq
-  float *statistic,
-      *total;  // [kQuerySpan]: forward: largest score and sum; backward: log_sum_exp and dout . out
-  float* values = nullptr;  // [kKeyBlock, columns]
-  float* factor = nullptr;  // [kQueryBlock]
-  float* value_tiles = nullptr;
-  float *keys = nullptr, *queries = nullptr, *dout = nullptr;  // [rows, columns]; queries times scale
+  float* sums;                        // [kQuerySpan / kQueryBlock][head_dim, kQueryBlock]: out, or dq
+  // [kQuerySpan]: forward: largest score and sum; backward: log_sum_exp and dout . out
+  float *statistic, *total;
+  float* factor;                   // [kQueryBlock]
+  ScoreOperand weights, changes{};  // changes: weight (slope - dout . out)
+  float* value_columns = nullptr;  // packed tiles of the key block's values, transposed, k = keys
+  float *value_tiles = nullptr, *key_columns = nullptr;
+  float *queries = nullptr, *dout = nullptr;  // slots of [kQuerySpan, columns], k = queries
   float* dout_panels = nullptr;
   float* slopes = nullptr;                     // [kKeyBlock, kQueryBlock]
   float *dkeys = nullptr, *dvalues = nullptr;  // [kKeyBlock, columns]
@@ -108,16 +124,15 @@ class Head {
     std::fill_n(w_.total, kQuerySpan, 0.0f);
     for (int64_t block = first_key_ / kKeyBlock; block * kKeyBlock < last_key_; ++block) {
       begin_keys(block);
-      pack_rows(w_.values, w_.columns, o_.v.at(value_at(key_begin_)), s_.v_stride, key_count_, 1.0f);
+      pack_columns(w_.value_columns, o_.v.at(value_at(key_begin_)), s_.v_stride);
       for (int64_t query = 0; query < query_count_; query += kQueryBlock) {
         if (begin_block(query)) forward_block(query);
       }
     }
-    for (int64_t i = 0; i < query_count_; ++i) {
-      tiles_.store_scaled(o_.result.at(out_at(query_begin_ + i)), w_.sums + i * w_.columns,
-                          1.0f / w_.total[i], s_.head_dim);
+    for (int64_t i = 0; i < query_count_; ++i)
       log_sum_exp[statistic_at(query_begin_ + i)] = w_.statistic[i] + std::log(w_.total[i]);
-    }
+    store_sums(out_at(query_begin_), s_.heads * s_.head_dim,
+               [&](int64_t query) { return 1.0f / w_.total[query]; });
   }
 
   // Span `span` of the queries against the key blocks [block_begin, block_end) that it sees.
@@ -127,10 +142,10 @@ class Head {
     block_end = std::min(block_end, parts_of(last_key_, kKeyBlock));
     if (block_begin >= block_end) return;
     const ConstRef dout = o_.dout.at(out_at(query_begin_));
-    pack_panels(w_.dout_panels, dout, s_.heads * s_.head_dim, 1.0f);
+    pack_panels(w_.dout_panels, dout, s_.heads * s_.head_dim);
     if (want_keys) {
-      pack_rows(w_.dout, w_.columns, dout, s_.heads * s_.head_dim, query_count_, 1.0f);
-      pack_rows(w_.queries, w_.columns, o_.q.at(query_at(query_begin_)), s_.q_stride, query_count_, s_.scale);
+      pack_queries(w_.dout, dout, s_.heads * s_.head_dim);
+      pack_queries(w_.queries, o_.q.at(query_at(query_begin_)), s_.q_stride);
     }
     for (int64_t i = 0; i < query_count_; ++i) {
       const int64_t at = out_at(query_begin_ + i);
@@ -140,9 +155,7 @@ class Head {
     for (int64_t block = block_begin; block < block_end; ++block) {
       begin_keys(block);
       pack_tiles(w_.value_tiles, o_.v.at(value_at(key_begin_)), s_.v_stride);
-      if (want_queries) {
-        pack_rows(w_.keys, w_.columns, o_.k.at(key_at(key_begin_)), s_.k_stride, key_count_, 1.0f);
-      }
+      if (want_queries) pack_columns(w_.key_columns, o_.k.at(key_at(key_begin_)), s_.k_stride);
       if (want_keys) {
         std::fill_n(w_.dkeys, key_count_ * w_.columns, 0.0f);
         std::fill_n(w_.dvalues, key_count_ * w_.columns, 0.0f);
@@ -152,14 +165,11 @@ class Head {
       }
       for (int64_t j = 0; want_keys && j < key_count_; ++j) {
         const int64_t at = ((row_ * s_.key_rows + key_begin_ + j) * s_.kv_heads + kv_head_) * s_.head_dim;
-        tiles_.add(o_.dk + at, w_.dkeys + j * w_.columns, s_.head_dim);
-        tiles_.add(o_.dv + at, w_.dvalues + j * w_.columns, s_.head_dim);
+        tiles_.add_scaled(o_.dk + at, w_.dkeys + j * w_.columns, s_.scale, s_.head_dim);
+        tiles_.add_scaled(o_.dv + at, w_.dvalues + j * w_.columns, 1.0f, s_.head_dim);
       }
     }
-    for (int64_t i = 0; want_queries && i < query_count_; ++i) {
-      tiles_.store_scaled(o_.result.at(query_at(query_begin_ + i)), w_.sums + i * w_.columns, s_.scale,
-                          s_.head_dim);
-    }
+    if (want_queries) store_sums(query_at(query_begin_), s_.q_stride, [&](int64_t) { return s_.scale; });
   }
 
  private:
@@ -173,26 +183,48 @@ class Head {
     return (row_ * s_.key_rows + j) * s_.v_stride + kv_head_ * s_.head_dim;
   }
 
-  // [rows, columns] from rows of head_dim.
-  void pack_rows(float* to, int64_t columns, ConstRef from, int64_t stride, int64_t rows, float scale) const {
-    tiles_.pack({to, columns, columns, from, 1, stride, s_.head_dim, rows, scale});
-  }
-  // [panel][head_dim, panel] from the span's queries.
-  void pack_panels(float* to, ConstRef from, int64_t stride, float scale) const {
-    for (int64_t query = 0; query < query_count_; query += tiles_.panel) {
-      tiles_.pack({to + query * s_.head_dim, tiles_.panel, tiles_.panel, from.at(query * stride), stride, 1,
-                   std::min(tiles_.panel, query_count_ - query), s_.head_dim, scale});
+  // Slots of [queries, columns] from the span's queries, k = queries, block by block.
+  void pack_queries(float* to, ConstRef from, int64_t stride) const {
+    for (int64_t query = 0; query < query_count_; query += kQueryBlock) {
+      tiles_.pack_b({to + query / tiles_.slot * w_.columns, w_.columns, w_.columns, from.at(query * stride), 1,
+                     stride, s_.head_dim, std::min(kQueryBlock, query_count_ - query)});
     }
   }
-  // Tiles of the key block's keys.
+  // [panel][head_slots, panel] from the span's queries.
+  void pack_panels(float* to, ConstRef from, int64_t stride) const {
+    for (int64_t query = 0; query < query_count_; query += tiles_.panel) {
+      tiles_.pack_b({to + query * w_.head_slots, tiles_.panel, tiles_.panel, from.at(query * stride), stride,
+                     1, std::min(tiles_.panel, query_count_ - query), s_.head_dim});
+    }
+  }
+  // Tiles of the key block's rows.
   void pack_tiles(float* to, ConstRef from, int64_t stride) const {
     for (int64_t t = 0; t < tile_count_; ++t) {
       const int64_t key = tile_row(t);
-      tiles_.pack({to + t * s_.head_dim * tiles_.tile_width, tiles_.tile_width, tiles_.tile_width,
-                   from.at(key * stride), stride, 1, tile_row(t + 1) - key, s_.head_dim, 1.0f});
+      tiles_.pack_a({to + t * w_.head_slots * tiles_.tile_width, tiles_.tile_width, tiles_.tile_width,
+                     from.at(key * stride), stride, 1, tile_row(t + 1) - key, s_.head_dim});
     }
   }
-  int64_t tile_row(int64_t tile) const { return tile * key_count_ / tile_count_; }
+  // Tiles of the key block's columns, k = keys.
+  void pack_columns(float* to, ConstRef from, int64_t stride) const {
+    for (int64_t t = 0; t < tiles_.tiles_of(s_.head_dim); ++t) {
+      const int64_t column = tiles_.first_row(s_.head_dim, t);
+      tiles_.pack_a({to + t * w_.key_slots * tiles_.tile_width, tiles_.tile_width, tiles_.tile_width,
+                     from.at(column), 1, stride, tiles_.first_row(s_.head_dim, t + 1) - column, key_count_});
+    }
+  }
+  int64_t tile_row(int64_t tile) const { return tiles_.first_row(key_count_, tile); }
+
+  // The span's sums, times factor(query), as rows of o_.result from `at` on.
+  template <class Factor>
+  void store_sums(int64_t at, int64_t stride, const Factor& factor) const {
+    for (int64_t query = 0; query < query_count_; query += kQueryBlock) {
+      const int64_t count = std::min(kQueryBlock, query_count_ - query);
+      for (int64_t i = 0; i < count; ++i) w_.factor[i] = factor(query + i);
+      tiles_.store_transposed(o_.result.at(at + query * stride), stride, w_.sums + query * s_.head_dim,
+                              w_.factor, s_.head_dim, count);
+    }
+  }
 
   void begin_span(int64_t span) {
     query_begin_ = span * kQuerySpan;
@@ -214,14 +246,14 @@ class Head {
       first_key_ = std::min<int64_t>(first_key_, w_.first[i]);
       last_key_ = std::max<int64_t>(last_key_, w_.last[i]);
     }
-    pack_panels(w_.query_panels, o_.q.at(query_at(query_begin_)), s_.q_stride, s_.scale);
-    std::fill_n(w_.sums, query_count_ * w_.columns, 0.0f);
+    pack_panels(w_.query_panels, o_.q.at(query_at(query_begin_)), s_.q_stride);
+    std::fill_n(w_.sums, kQuerySpan * s_.head_dim, 0.0f);
   }
 
   void begin_keys(int64_t block) {
     key_begin_ = block * kKeyBlock;
     key_count_ = std::min(kKeyBlock, s_.key_length - key_begin_);
-    tile_count_ = parts_of(key_count_, tiles_.tile_rows);
+    tile_count_ = tiles_.tiles_of(key_count_);
     pack_tiles(w_.key_tiles, o_.k.at(key_at(key_begin_)), s_.k_stride);
   }
 
@@ -235,7 +267,7 @@ class Head {
     const int64_t begin = std::max<int64_t>(*least_first - key_begin_, 0);
     const int64_t end = std::min<int64_t>(*most_last - key_begin_, key_count_);
     if (begin >= end) return false;
-    tile_begin_ = begin * tile_count_ / key_count_;
+    tile_begin_ = std::min(begin * tile_count_ / key_count_, tile_count_ - 1);
     while (tile_row(tile_begin_) > begin) --tile_begin_;
     while (tile_row(tile_begin_ + 1) <= begin) ++tile_begin_;
     tile_end_ = tile_begin_ + 1;
@@ -244,7 +276,8 @@ class Head {
     block_keys_ = tile_row(tile_end_) - block_key_;
     const int64_t origin = key_begin_ + block_key_;
     mask_ = {};
-    if (*most_first <= origin && *least_last >= origin + block_keys_) return true;
+    // Products over queries take whole blocks: what no query fills must be masked.
+    if (block_count_ == kQueryBlock && *most_first <= origin && *least_last >= origin + block_keys_) return true;
     for (int64_t i = 0; i < kQueryBlock; ++i) {
       w_.block_first[i] = static_cast<int32_t>(w_.first[query + i] - origin);
       w_.block_last[i] = static_cast<int32_t>(w_.last[query + i] - origin);
@@ -260,62 +293,75 @@ class Head {
                        .c_stride = kQueryBlock,
                        .a = key_tiles,
                        .form = TileForm::kPacked,
-                       .a_stride = 0,
-                       .b = panels + q * s_.head_dim,
+                       .a_stride = w_.head_slots * tiles_.tile_width,
+                       .b = panels + q * w_.head_slots,
                        .b_stride = tiles_.panel,
                        .m = key_count_,
-                       .k = s_.head_dim,
+                       .k = w_.head_slots,
                        .tile_begin = tile_begin_,
                        .tile_end = tile_end_,
                        .add = false,
                        .next_b = nullptr});
     }
   }
-  // to[m, columns] += a[m, k] b[k, columns], where `a` are scores: by query (kColumns) or by key (kRows).
-  void multiply_scores(float* to, const float* a, TileForm form, const float* b, int64_t m, int64_t k) const {
+  // sums[head_dim, kQueryBlock] += columns[head_dim, block keys] b[block keys, kQueryBlock].
+  void multiply_columns(float* sums, const float* columns, const ScoreOperand& b) const {
+    for (int64_t q = 0; q < block_count_; q += tiles_.panel) {
+      tiles_.multiply({.c = sums + q,
+                       .c_stride = kQueryBlock,
+                       .a = columns + block_key_ / tiles_.slot * tiles_.tile_width,
+                       .form = TileForm::kPacked,
+                       .a_stride = w_.key_slots * tiles_.tile_width,
+                       .b = b.columns + q,
+                       .b_stride = kQueryBlock,
+                       .m = s_.head_dim,
+                       .k = tiles_.slots_of(block_keys_),
+                       .tile_begin = 0,
+                       .tile_end = tiles_.tiles_of(s_.head_dim),
+                       .add = true,
+                       .next_b = nullptr});
+    }
+  }
+  // to[block keys, columns] += a[block keys, queries] b[queries, columns].
+  void multiply_rows(float* to, const ScoreOperand& a, const float* b) const {
     for (int64_t column = 0; column < w_.columns; column += tiles_.panel) {
-      tiles_.multiply({.c = to + column,
+      tiles_.multiply({.c = to + block_key_ * w_.columns + column,
                        .c_stride = w_.columns,
-                       .a = a,
-                       .form = form,
-                       .a_stride = kQueryBlock,
+                       .a = a.rows,
+                       .form = TileForm::kRows,
+                       .a_stride = 0,
                        .b = b + column,
                        .b_stride = w_.columns,
-                       .m = m,
-                       .k = k,
+                       .m = block_keys_,
+                       .k = tiles_.slots_of(block_count_),
                        .tile_begin = 0,
-                       .tile_end = parts_of(m, tiles_.tile_rows),
+                       .tile_end = tiles_.tiles_of(block_keys_),
                        .add = true,
                        .next_b = nullptr});
     }
   }
 
   void forward_block(int64_t query) const {
-    multiply_keys(w_.scores, w_.key_tiles, w_.query_panels + query * s_.head_dim);
-    float* sums = w_.sums + query * w_.columns;
-    if (tiles_.softmax_step(w_.scores, block_keys_, mask_, w_.statistic + query, w_.total + query,
-                            w_.factor)) {
-      tiles_.scale_rows(sums, w_.factor, block_count_, w_.columns);
+    multiply_keys(w_.scores, w_.key_tiles, w_.query_panels + query * w_.head_slots);
+    float* sums = w_.sums + query * s_.head_dim;
+    if (tiles_.softmax_step(w_.scores, block_keys_, mask_, s_.scale, w_.statistic + query, w_.total + query,
+                            w_.factor, w_.weights)) {
+      tiles_.scale_columns(sums, w_.factor, s_.head_dim);
     }
-    multiply_scores(sums, w_.scores, TileForm::kColumns, w_.values + block_key_ * w_.columns, block_count_,
-                    block_keys_);
+    multiply_columns(sums, w_.value_columns, w_.weights);
   }
 
   void backward_block(int64_t query, bool want_queries, bool want_keys) const {
-    multiply_keys(w_.scores, w_.key_tiles, w_.query_panels + query * s_.head_dim);
-    multiply_keys(w_.slopes, w_.value_tiles, w_.dout_panels + query * s_.head_dim);
-    tiles_.softmax_slopes(w_.scores, w_.slopes, block_keys_, mask_, w_.statistic + query, w_.total + query);
-    const int64_t in_span = query * w_.columns, in_block = block_key_ * w_.columns;
+    multiply_keys(w_.scores, w_.key_tiles, w_.query_panels + query * w_.head_slots);
+    multiply_keys(w_.slopes, w_.value_tiles, w_.dout_panels + query * w_.head_slots);
+    tiles_.softmax_slopes(w_.scores, w_.slopes, block_keys_, mask_, s_.scale, w_.statistic + query,
+                          w_.total + query, w_.weights, w_.changes);
     if (want_keys) {
-      multiply_scores(w_.dvalues + in_block, w_.scores, TileForm::kRows, w_.dout + in_span, block_keys_,
-                      block_count_);
-      multiply_scores(w_.dkeys + in_block, w_.slopes, TileForm::kRows, w_.queries + in_span, block_keys_,
-                      block_count_);
+      const int64_t slots = query / tiles_.slot * w_.columns;
+      multiply_rows(w_.dvalues, w_.weights, w_.dout + slots);
+      multiply_rows(w_.dkeys, w_.changes, w_.queries + slots);
     }
-    if (want_queries) {
-      multiply_scores(w_.sums + in_span, w_.slopes, TileForm::kColumns, w_.keys + in_block, block_count_,
-                      block_keys_);
-    }
+    if (want_queries) multiply_columns(w_.sums + query * s_.head_dim, w_.key_columns, w_.changes);
   }
 
   const TileTable& tiles_;
@@ -347,13 +393,16 @@ void check(const AttentionShape& s) {
 
 size_t HostKernels::attention_workspace_bytes(const WorkspaceShape& shape) const {
   if (shape.head_dim == 0) return 0;
-  return static_cast<size_t>(threads_ * scratch_floats(tile_table(isa_), shape.head_dim)) * sizeof(float);
+  const TileTable* bf16_tiles = gemm_->bf16_tiles;
+  const int64_t any = scratch_floats(gemm_->tiles, shape.head_dim);
+  const int64_t most = bf16_tiles ? std::max(any, scratch_floats(*bf16_tiles, shape.head_dim)) : any;
+  return static_cast<size_t>(threads_ * most) * sizeof(float);
 }
 
 void HostKernels::attention_forward(Ref out, float* log_sum_exp, ConstRef q, ConstRef k, ConstRef v,
                                     const AttentionShape& s) {
   check(s);
-  const TileTable& tiles = tile_table(isa_);
+  const TileTable& tiles = gemm_->tiles_for({q, k, v});
   const int64_t floats = scratch_floats(tiles, s.head_dim);
   std::byte* memory = workspace(static_cast<size_t>(threads_ * floats) * sizeof(float), "attention");
   const Operands operands{.q = q,
@@ -384,7 +433,7 @@ void HostKernels::attention_backward(Ref dq, float* dk, float* dv, ConstRef dout
                                      const float* log_sum_exp, ConstRef q, ConstRef k, ConstRef v,
                                      const AttentionShape& s) {
   check(s);
-  const TileTable& tiles = tile_table(isa_);
+  const TileTable& tiles = gemm_->tiles_for({q, k, v, dout});
   const int64_t floats = scratch_floats(tiles, s.head_dim);
   std::byte* memory = workspace(static_cast<size_t>(threads_ * floats) * sizeof(float), "attention");
   const Operands operands{.q = q,

@@ -9,13 +9,13 @@
 namespace trainer {
 namespace {
 
-// The longest part of a sum over k: a whole hidden size where it can be, so that a bf16 result needs no
-// second pass.
+// The longest part of a sum over k, in slots: a whole hidden size where it can be, so that a bf16 result needs
+// no second pass.
 constexpr int64_t kDepth = 1024;
 // A block of C. Every element of an operand is packed once per this many columns or rows.
 constexpr int64_t kBlockRows = 1024, kBlockColumns = 2048;
-// Bytes of packed A that one task keeps in the second-level cache while panels of B pass by.
-constexpr int64_t kTaskBytes = 256 << 10, kTaskTiles = 16;
+// The most tiles of A of a task.
+constexpr int64_t kTaskTiles = 16;
 // Panels of B per task, at most; fewer where that would leave threads idle.
 constexpr int64_t kTaskPanels = 8;
 
@@ -39,12 +39,26 @@ Range part(int64_t count, int64_t parts, int64_t index) {
   return {count * index / parts, count * (index + 1) / parts};
 }
 
-// Tiles of A that fit kTaskBytes.
+// Tiles of A of a task, for parts of `depth` slots.
 int64_t task_tiles(const TileTable& tiles, int64_t depth) {
-  return std::clamp<int64_t>(kTaskBytes / (depth * tiles.tile_width * 4), 1, kTaskTiles);
+  return std::clamp<int64_t>(tiles.task_bytes / (depth * tiles.tile_width * 4), 1, kTaskTiles);
 }
 
-// What the workspace holds, in floats from its beginning.
+// The parts of a sum over k elements.
+struct Depths {
+  const TileTable& tiles;
+  int64_t k;
+
+  int64_t count() const { return parts_of(tiles.slots_of(k), kDepth); }
+  // In elements. All but the last are whole slots.
+  Range operator[](int64_t index) const {
+    const int64_t unit = tiles.slot * tiles.slots;
+    const Range units = part(parts_of(k, unit), count(), index);
+    return {units.begin * unit, std::min(k, units.end * unit)};
+  }
+};
+
+// What the workspace holds, in slots and floats from its beginning.
 struct Layout {
   int64_t rows, panels, depth;  // largest block
   int64_t a, b, partial, task, end;
@@ -52,11 +66,11 @@ struct Layout {
   Layout(const TileTable& tiles, int threads, int64_t m, int64_t n, int64_t k) {
     rows = std::min(m, kBlockRows);
     panels = parts_of(std::min(n, kBlockColumns), tiles.panel);
-    depth = std::min(k, kDepth);
+    depth = std::min(tiles.slots_of(k), kDepth);
     a = 0;
-    b = round_up(a + parts_of(rows, tiles.tile_rows) * tiles.tile_width * depth, kLine);
+    b = round_up(a + tiles.tiles_of(rows) * tiles.tile_width * depth, kLine);
     partial = round_up(b + panels * tiles.panel * depth, kLine);
-    task = round_up(partial + (k > kDepth ? panels * tiles.panel * rows : 0), kLine);
+    task = round_up(partial + (tiles.slots_of(k) > kDepth ? panels * tiles.panel * rows : 0), kLine);
     end = task + threads * task_floats(tiles);
   }
   static int64_t task_floats(const TileTable& tiles) { return kTaskTiles * tiles.tile_rows * tiles.panel; }
@@ -68,7 +82,7 @@ class Block {
   Block(const TileTable& tiles, const MatrixProduct& p, const Layout& at, float* memory, Range rows,
         Range columns)
       : tiles_(tiles), p_(p), at_(at), memory_(memory), rows_(rows), columns_(columns) {
-    tile_count_ = parts_of(rows_.size(), tiles_.tile_rows);
+    tile_count_ = tiles_.tiles_of(rows_.size());
     panel_count_ = parts_of(columns_.size(), tiles_.panel);
     // fp32 results of whole panels are stored from the registers; others pass through a buffer.
     direct_ = p_.c.dtype == DType::kF32 && !p_.bias;
@@ -76,37 +90,35 @@ class Block {
 
   void pack_a(Range depth) const {
     in_strips(tile_count_, depth.size(), p_.a_k, [&](int64_t t, Range strip) {
-      const Range own = part(rows_.size(), tile_count_, t);
-      tiles_.pack(
-          {.to = memory_ + at_.a + (t * depth.size() + strip.begin) * tiles_.tile_width,
+      const Range own = tile_rows({t, t + 1});
+      tiles_.pack_a(
+          {.to = memory_ + at_.a + (t * slots(depth) + strip.begin / tiles_.slot) * tiles_.tile_width,
            .to_stride = tiles_.tile_width,
            .width = tiles_.tile_width,
            .from = p_.a.at((rows_.begin + own.begin) * p_.a_row + (depth.begin + strip.begin) * p_.a_k),
            .row_stride = p_.a_row,
            .k_stride = p_.a_k,
            .rows = own.size(),
-           .k = strip.size(),
-           .scale = 1.0f});
+           .k = strip.size()});
     });
   }
 
   void pack_b(Range depth) const {
     in_strips(panel_count_, depth.size(), p_.b_k, [&](int64_t panel, Range strip) {
-      tiles_.pack({.to = memory_ + at_.b + (panel * depth.size() + strip.begin) * tiles_.panel,
-                   .to_stride = tiles_.panel,
-                   .width = tiles_.panel,
-                   .from = p_.b.at((columns_.begin + panel * tiles_.panel) * p_.b_column +
-                                   (depth.begin + strip.begin) * p_.b_k),
-                   .row_stride = p_.b_column,
-                   .k_stride = p_.b_k,
-                   .rows = panel_columns(panel),
-                   .k = strip.size(),
-                   .scale = 1.0f});
+      tiles_.pack_b({.to = memory_ + at_.b + (panel * slots(depth) + strip.begin / tiles_.slot) * tiles_.panel,
+                     .to_stride = tiles_.panel,
+                     .width = tiles_.panel,
+                     .from = p_.b.at((columns_.begin + panel * tiles_.panel) * p_.b_column +
+                                     (depth.begin + strip.begin) * p_.b_k),
+                     .row_stride = p_.b_column,
+                     .k_stride = p_.b_k,
+                     .rows = panel_columns(panel),
+                     .k = strip.size()});
     });
   }
 
   void multiply(Range depth, bool first, bool last) const {
-    const int64_t groups = parts_of(tile_count_, task_tiles(tiles_, depth.size()));
+    const int64_t groups = parts_of(tile_count_, task_tiles(tiles_, slots(depth)));
     const int64_t wanted = parts_of(4 * omp_get_num_threads(), groups);
     const int64_t panel_groups =
         std::min(panel_count_, std::max(wanted, parts_of(panel_count_, kTaskPanels)));
@@ -132,13 +144,16 @@ class Block {
         for (int64_t i = group * kTogether; i < std::min(count, (group + 1) * kTogether); ++i)
           pack(i, Range{begin, std::min(k, begin + strip)});
   }
+  int64_t slots(Range depth) const { return tiles_.slots_of(depth.size()); }
+  Range tile_rows(Range tiles) const {
+    return {tiles_.first_row(rows_.size(), tiles.begin), tiles_.first_row(rows_.size(), tiles.end)};
+  }
   int64_t panel_columns(int64_t panel) const {
     return std::min(tiles_.panel, columns_.size() - panel * tiles_.panel);
   }
 
   void multiply_panel(Range own_tiles, int64_t panel, bool more, Range depth, bool first, bool last) const {
-    const Range own_rows{part(rows_.size(), tile_count_, own_tiles.begin).begin,
-                         part(rows_.size(), tile_count_, own_tiles.end).begin};
+    const Range own_rows = tile_rows(own_tiles);
     const bool direct = direct_ && panel_columns(panel) == tiles_.panel;
     const Ref c =
         p_.c.at((rows_.begin + own_rows.begin) * p_.c_stride + columns_.begin + panel * tiles_.panel);
@@ -151,20 +166,21 @@ class Block {
       sum = memory_ + at_.partial + (panel * rows_.size() + own_rows.begin) * tiles_.panel;
     }
     const int64_t stride = direct ? p_.c_stride : tiles_.panel;
-    const float* b = memory_ + at_.b + panel * depth.size() * tiles_.panel;
+    const int64_t k = slots(depth);
+    const float* b = memory_ + at_.b + panel * k * tiles_.panel;
     tiles_.multiply({.c = sum - own_rows.begin * stride,
                      .c_stride = stride,
                      .a = memory_ + at_.a,
                      .form = TileForm::kPacked,
-                     .a_stride = 0,
+                     .a_stride = k * tiles_.tile_width,
                      .b = b,
                      .b_stride = tiles_.panel,
                      .m = rows_.size(),
-                     .k = depth.size(),
+                     .k = k,
                      .tile_begin = own_tiles.begin,
                      .tile_end = own_tiles.end,
                      .add = !first || (direct && p_.add),
-                     .next_b = more ? b + depth.size() * tiles_.panel : nullptr});
+                     .next_b = more ? b + k * tiles_.panel : nullptr});
     if (direct || !last) return;
     tiles_.finish({.c = c,
                    .c_stride = p_.c_stride,
@@ -200,21 +216,21 @@ void blocked_product(const TileTable& tiles, int threads, const MatrixProduct& p
   const int64_t row_blocks = parts_of(p.m, kBlockRows);
   const int64_t all_panels = parts_of(p.n, tiles.panel);
   const int64_t column_blocks = parts_of(all_panels, kBlockColumns / tiles.panel);
-  const int64_t depths = parts_of(p.k, kDepth);
+  const Depths depths{tiles, p.k};
 #pragma omp parallel num_threads(threads)
   for (int64_t rows = 0; rows < row_blocks; ++rows) {
     for (int64_t columns = 0; columns < column_blocks; ++columns) {
       const Range panels = part(all_panels, column_blocks, columns);
       const Block block(tiles, p, at, memory, part(p.m, row_blocks, rows),
                         {panels.begin * tiles.panel, std::min(p.n, panels.end * tiles.panel)});
-      for (int64_t d = 0; d < depths; ++d) {
-        const Range depth = part(p.k, depths, d);
+      for (int64_t d = 0; d < depths.count(); ++d) {
+        const Range depth = depths[d];
         // With one part, A stays packed from one block of columns to the next, and where there is one such
         // block, B from one block of rows to the next.
-        if (depths > 1 || columns == 0) block.pack_a(depth);
-        if (depths > 1 || column_blocks > 1 || rows == 0) block.pack_b(depth);
+        if (depths.count() > 1 || columns == 0) block.pack_a(depth);
+        if (depths.count() > 1 || column_blocks > 1 || rows == 0) block.pack_b(depth);
 #pragma omp barrier
-        block.multiply(depth, d == 0, d == depths - 1);
+        block.multiply(depth, d == 0, d == depths.count() - 1);
       }
     }
   }

@@ -72,7 +72,7 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
   float* logits = reinterpret_cast<float*>(memory + head);
   const std::span<std::byte> rest = workspace_.subspan(head + floats * sizeof(float));
   // A processor that multiplies bf16 gets the slopes in bf16, each row in the first half of its logits.
-  const bool narrow = gemm_->native && a.weight.dtype == DType::kBF16 && a.x.dtype == DType::kBF16;
+  const bool narrow = gemm_->bf16_tiles && a.weight.dtype == DType::kBF16 && a.x.dtype == DType::kBF16;
   const Ref slopes{logits, narrow ? DType::kBF16 : DType::kF32};
   const int64_t slope_stride = narrow ? 2 * a.vocabulary : a.vocabulary;
 
@@ -112,7 +112,7 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
         tiles.exponentials(slope, logits + t * a.vocabulary, static_cast<float>(log_sum), a.vocabulary);
         if (label < 0 || label >= a.vocabulary) return;
         const float own_slope = static_cast<float>(std::expm1(-losses[t]));
-        tiles.store_scaled(slope.at(label), &own_slope, 1.0f, 1);
+        tiles.store(slope.at(label), &own_slope, 1);
       };
       const auto clear_slopes = [&](int64_t t) {
         if (a.dx)

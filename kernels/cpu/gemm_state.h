@@ -1,33 +1,36 @@
-// The matrix products of the host backend: which of the two ways computes a product.
+// The matrix products of the host backend: which tiles compute a product.
 #pragma once
 
 #include <algorithm>
-#include <optional>
+#include <initializer_list>
 #include <span>
 
 #include "cpu/blocked_product.h"
 #include "cpu/host_kernels.h"
-#include "cpu/native_product.h"
 
 namespace trainer {
 
 struct HostKernels::GemmState {
   const TileTable& tiles;
+  const TileTable* const bf16_tiles;  // where the processor multiplies bf16 itself; else null
   const int threads;
-  std::optional<NativeProduct> native;  // where the processor multiplies bf16 itself
 
-  GemmState(int thread_count, Isa isa) : tiles(tile_table(isa)), threads(thread_count) {
-    if (isa == Isa::kAvx512 && NativeProduct::available()) native.emplace(threads);
+  GemmState(int thread_count, Isa isa)
+      : tiles(tile_table(isa)), bf16_tiles(bf16_tile_table(isa)), threads(thread_count) {}
+
+  // The tiles that multiply these operands.
+  const TileTable& tiles_for(std::initializer_list<ConstRef> operands) const {
+    const bool narrow = std::all_of(operands.begin(), operands.end(),
+                                    [](const ConstRef& x) { return x.dtype == DType::kBF16; });
+    return narrow && bf16_tiles ? *bf16_tiles : tiles;
   }
-
   // Bytes of workspace for any product within m x n x k.
   size_t bytes(int64_t m, int64_t n, int64_t k) const {
-    return std::max(blocked_product_bytes(tiles, threads, m, n, k), native ? native->workspace_bytes() : 0);
+    const size_t any = blocked_product_bytes(tiles, threads, m, n, k);
+    return bf16_tiles ? std::max(any, blocked_product_bytes(*bf16_tiles, threads, m, n, k)) : any;
   }
   void run(const MatrixProduct& p, std::span<std::byte> workspace) {
-    const bool narrow = p.a.dtype == DType::kBF16 && p.b.dtype == DType::kBF16;
-    if (narrow && native && native->run(p, workspace)) return;
-    blocked_product(tiles, threads, p, workspace);
+    blocked_product(tiles_for({p.a, p.b}), threads, p, workspace);
   }
 };
 

@@ -1,22 +1,74 @@
 #include "cpu/isa.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "cpu/vector_table.h"
 
 namespace trainer {
+namespace {
 
-Isa best_isa() {
 #if defined(__x86_64__)
+
+// A flag of the leaf of structured extended features (Intel's manual, CPUID).
+bool extended_feature(unsigned subleaf, unsigned eax_bits, unsigned edx_bits) {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (!__get_cpuid_count(7, subleaf, &eax, &ebx, &ecx, &edx)) return false;
+  return (eax & eax_bits) == eax_bits && (edx & edx_bits) == edx_bits;
+}
+
+// Whether the processor has AMX with BF16 and the system lets this process use the tile registers: it wants to
+// be asked, once, before the first use on any thread.
+bool tile_registers_granted() {
+  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
+  if (!extended_feature(0, 0, kAmxBf16 | kAmxTile)) return false;
+#if defined(__linux__)
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+Isa find_best_isa() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    return Isa::kAvx512;
+    constexpr unsigned kAvx512Bf16 = 1u << 5;
+    if (!extended_feature(1, kAvx512Bf16, 0)) return Isa::kAvx512;
+    return tile_registers_granted() ? Isa::kAmx : Isa::kAvx512Bf16;
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Isa::kAvx2;
-#endif
   return Isa::kPlain;
+}
+
+#else
+
+Isa find_best_isa() { return Isa::kPlain; }
+
+#endif
+
+}  // namespace
+
+Isa best_isa() {
+  static const Isa best = find_best_isa();
+  return best;
+}
+
+std::vector<Isa> available_isas() {
+  std::vector<Isa> all;
+  for (int isa = 0; isa <= static_cast<int>(best_isa()); ++isa) all.push_back(static_cast<Isa>(isa));
+  return all;
 }
 
 const char* name_of(Isa isa) {
   switch (isa) {
+    case Isa::kAmx:
+      return "amx";
+    case Isa::kAvx512Bf16:
+      return "avx512_bf16";
     case Isa::kAvx512:
       return "avx512";
     case Isa::kAvx2:
@@ -29,7 +81,7 @@ const char* name_of(Isa isa) {
 
 const VectorTable& vector_table(Isa isa) {
 #if defined(__x86_64__)
-  if (isa == Isa::kAvx512) return avx512_table;
+  if (isa >= Isa::kAvx512) return avx512_table;
   if (isa == Isa::kAvx2) return avx2_table;
 #endif
   static_cast<void>(isa);

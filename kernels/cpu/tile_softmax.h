@@ -2,7 +2,12 @@
 // being compiled.
 #pragma once
 
+#if TRAINER_AMX
+#include "cpu/tile_amx.h"
+#else
 #include "cpu/tile_product.h"
+#endif
+#include "cpu/tile_finish.h"
 #include "cpu/vector_math.h"
 
 namespace trainer::TRAINER_ISA {
@@ -35,13 +40,69 @@ struct GroupMask {
   }
 };
 
+// A group of weights or slopes of kSlot keys, from `key` on, as operands of products.
+using GroupValues = Floats[kSlot][kGroup];
+
+#if TRAINER_BF16_PAIRS
+
+// Two vectors, rounded to bf16: `low` in the lower half.
+inline __m512i round_pair(Floats low, Floats high) {
+  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+}
+
+inline void store_rows(const ScoreOperand& to, int64_t key, int64_t keys, int64_t query,
+                       const GroupValues& values) {
+  for (int64_t s = 0; s < kSlot && key + s < keys; ++s) {
+    for (int g = 0; g < kGroup; g += 2) {
+      const __m512i both = round_pair(values[s][g], values[s][g + 1]);
+      store_raw(to.rows + ((key + s) * kQueryBlock + query + g * kWidth) / kSlot, both, All{});
+    }
+  }
+}
+
+inline void store_columns(const ScoreOperand& to, int64_t key, int64_t query, const GroupValues& values) {
+  static constexpr uint16_t kInterleaved[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                8,  24, 9,  25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const __m512i interleaved = _mm512_loadu_si512(kInterleaved);
+  for (int g = 0; g < kGroup; ++g) {
+    const __m512i both = round_pair(values[0][g], values[1][g]);
+    store_raw(to.columns + key / kSlot * kQueryBlock + query + g * kWidth,
+              _mm512_permutexvar_epi16(interleaved, both), All{});
+  }
+}
+
+#else
+
+inline void store_group(float* to, int64_t key, int64_t query, const GroupValues& values) {
+  for (int g = 0; g < kGroup; ++g)
+    store(to + key * kQueryBlock + query + g * kWidth, values[0][g], All{});
+}
+inline void store_rows(const ScoreOperand& to, int64_t key, int64_t, int64_t query,
+                       const GroupValues& values) {
+  store_group(to.rows, key, query, values);
+}
+inline void store_columns(const ScoreOperand& to, int64_t key, int64_t query, const GroupValues& values) {
+  store_group(to.columns, key, query, values);
+}
+
+#endif
+
+// The slots after the last key, up to a multiple that products can take.
+inline void clear_columns(const ScoreOperand& to, int64_t keys, int64_t query) {
+  constexpr int64_t kKeys = kSlot * kSlots;
+  for (int64_t slot = (keys + kSlot - 1) / kSlot; slot < (keys + kKeys - 1) / kKeys * kSlots; ++slot) {
+    for (int g = 0; g < kGroup; ++g)
+      store(to.columns + slot * kQueryBlock + query + g * kWidth, Floats{}, All{});
+  }
+}
+
 template <bool kMasked>
-inline bool softmax_step_group(float* scores, int64_t keys, const ScoreMask& mask, int64_t query,
-                               float* largest, float* total, float* factor) {
+inline bool softmax_step_group(float* scores, int64_t keys, const ScoreMask& mask, int64_t query, float scale,
+                               float* largest, float* total, float* factor, const ScoreOperand& weights) {
   const GroupMask<kMasked> seen(mask, query);
-  const Floats hidden = splat(-__builtin_inff());
+  const Floats hidden = broadcast(-__builtin_inff());
   Floats top[kGroup], sum[kGroup] = {};
-  for (int g = 0; g < kGroup; ++g) top[g] = load(largest + query + g * kWidth, All{});
+  for (int g = 0; g < kGroup; ++g) top[g] = broadcast(kNoScore);
   for (int64_t key = 0; key < keys; ++key) {
     float* row = scores + key * kQueryBlock + query;
     for (int g = 0; g < kGroup; ++g) {
@@ -50,14 +111,24 @@ inline bool softmax_step_group(float* scores, int64_t keys, const ScoreMask& mas
       top[g] = score > top[g] ? score : top[g];
     }
   }
-  for (int64_t key = 0; key < keys; ++key) {
-    float* row = scores + key * kQueryBlock + query;
-    for (int g = 0; g < kGroup; ++g) {
-      const Floats weight = weight_of(load(row + g * kWidth, All{}) - top[g]);
-      store(row + g * kWidth, weight, All{});
-      sum[g] += weight;
-    }
+  for (int g = 0; g < kGroup; ++g) {
+    const Floats before = load(largest + query + g * kWidth, All{});
+    top[g] *= scale;
+    top[g] = before > top[g] ? before : top[g];
   }
+  for (int64_t key = 0; key < keys; key += kSlot) {
+    GroupValues weight = {};
+    for (int64_t s = 0; s < kSlot && key + s < keys; ++s) {
+      const float* row = scores + (key + s) * kQueryBlock + query;
+      for (int g = 0; g < kGroup; ++g) {
+        weight[s][g] =
+            weight_of(multiply_add(load(row + g * kWidth, All{}), broadcast(scale), -top[g]));
+        sum[g] += weight[s][g];
+      }
+    }
+    store_columns(weights, key, query, weight);
+  }
+  clear_columns(weights, keys, query);
   bool rescale = false;
   for (int g = 0; g < kGroup; ++g) {
     const int64_t q = query + g * kWidth;
@@ -70,66 +141,90 @@ inline bool softmax_step_group(float* scores, int64_t keys, const ScoreMask& mas
   return rescale;
 }
 
-inline bool softmax_step(float* scores, int64_t keys, const ScoreMask& mask, float* largest, float* total,
-                         float* factor) {
+inline bool softmax_step(float* scores, int64_t keys, const ScoreMask& mask, float scale, float* largest,
+                         float* total, float* factor, const ScoreOperand& weights) {
   bool rescale = false;
   for (int64_t query = 0; query < kQueryBlock; query += kGroupQueries) {
-    rescale |= mask.first ? softmax_step_group<true>(scores, keys, mask, query, largest, total, factor)
-                          : softmax_step_group<false>(scores, keys, mask, query, largest, total, factor);
+    const auto step = mask.first ? softmax_step_group<true> : softmax_step_group<false>;
+    rescale |= step(scores, keys, mask, query, scale, largest, total, factor, weights);
   }
   return rescale;
 }
 
 template <bool kMasked>
 inline void softmax_slopes_group(float* scores, float* slopes, int64_t keys, const ScoreMask& mask,
-                                 int64_t query, const float* log_sum_exp, const float* own) {
+                                 int64_t query, float scale, const float* log_sum_exp, const float* own,
+                                 const ScoreOperand& weights, const ScoreOperand& changes) {
   const GroupMask<kMasked> seen(mask, query);
   Floats shift[kGroup], mean[kGroup];
   for (int g = 0; g < kGroup; ++g) {
-    shift[g] = load(log_sum_exp + query + g * kWidth, All{});
+    shift[g] = -load(log_sum_exp + query + g * kWidth, All{});
     mean[g] = load(own + query + g * kWidth, All{});
   }
-  for (int64_t key = 0; key < keys; ++key) {
-    float* row = scores + key * kQueryBlock + query;
-    float* slope_row = slopes + key * kQueryBlock + query;
-    for (int g = 0; g < kGroup; ++g) {
-      const Floats weight =
-          seen.select(g, key, weight_of(load(row + g * kWidth, All{}) - shift[g]), Floats{});
-      const Floats slope = weight * (load(slope_row + g * kWidth, All{}) - mean[g]);
-      store(row + g * kWidth, weight, All{});
-      store(slope_row + g * kWidth, seen.select(g, key, slope, Floats{}), All{});
+  for (int64_t key = 0; key < keys; key += kSlot) {
+    GroupValues weight = {}, change = {};
+    for (int64_t s = 0; s < kSlot && key + s < keys; ++s) {
+      float* row = scores + (key + s) * kQueryBlock + query;
+      const float* slope_row = slopes + (key + s) * kQueryBlock + query;
+      for (int g = 0; g < kGroup; ++g) {
+        const Floats score = multiply_add(load(row + g * kWidth, All{}), broadcast(scale), shift[g]);
+        weight[s][g] = seen.select(g, key + s, weight_of(score), Floats{});
+        const Floats slope = weight[s][g] * (load(slope_row + g * kWidth, All{}) - mean[g]);
+        change[s][g] = seen.select(g, key + s, slope, Floats{});
+      }
     }
+    store_rows(weights, key, keys, query, weight);
+    store_rows(changes, key, keys, query, change);
+    if constexpr (kSlot > 1) store_columns(changes, key, query, change);  // otherwise rows are columns
   }
+  clear_columns(changes, keys, query);
 }
 
-inline void softmax_slopes(float* scores, float* slopes, int64_t keys, const ScoreMask& mask,
-                           const float* log_sum_exp, const float* own) {
+inline void softmax_slopes(float* scores, float* slopes, int64_t keys, const ScoreMask& mask, float scale,
+                           const float* log_sum_exp, const float* own, const ScoreOperand& weights,
+                           const ScoreOperand& changes) {
   for (int64_t query = 0; query < kQueryBlock; query += kGroupQueries) {
-    if (mask.first) {
-      softmax_slopes_group<true>(scores, slopes, keys, mask, query, log_sum_exp, own);
-    } else {
-      softmax_slopes_group<false>(scores, slopes, keys, mask, query, log_sum_exp, own);
-    }
+    const auto group = mask.first ? softmax_slopes_group<true> : softmax_slopes_group<false>;
+    group(scores, slopes, keys, mask, query, scale, log_sum_exp, own, weights, changes);
   }
 }
 
-inline void scale_rows(float* x, const float* factor, int64_t rows, int64_t columns) {
+inline void scale_columns(float* x, const float* factor, int64_t rows) {
   for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t i = row * columns; i < (row + 1) * columns; i += kWidth) {
-      store(x + i, load(x + i, All{}) * factor[row], All{});
+    for (int64_t q = 0; q < kQueryBlock; q += kWidth) {
+      float* at = x + row * kQueryBlock + q;
+      store(at, load(at, All{}) * load(factor + q, All{}), All{});
     }
   }
 }
 
-inline void add(float* y, const float* x, int64_t count) {
-  for_vectors(0, count,
-              [&](int64_t i, auto lanes) { store(y + i, load(y + i, lanes) + load(x + i, lanes), lanes); });
-}
-
-inline void store_scaled(Ref y, const float* x, float scale, int64_t count) {
+inline void store_transposed(Ref y, int64_t y_stride, const float* x, const float* factor, int64_t rows,
+                             int64_t columns) {
   with_type(y.dtype, [&](auto* type) {
     auto* to = elements<std::remove_pointer_t<decltype(type)>>(y);
-    for_vectors(0, count, [&](int64_t i, auto lanes) { store(to + i, load(x + i, lanes) * scale, lanes); });
+    for (int64_t q = 0; q < columns; q += kWidth) {
+      const Floats scale = load(factor + q, All{});
+      for_vectors(0, rows, [&](int64_t row, auto lanes) {
+        Floats block[kWidth];
+        for (int i = 0; i < kWidth; ++i)
+          block[i] = row + i < rows ? load(x + (row + i) * kQueryBlock + q, All{}) * scale : Floats{};
+        transpose(block);
+        for (int i = 0; i < kWidth && q + i < columns; ++i) store(to + (q + i) * y_stride + row, block[i], lanes);
+      });
+    }
+  });
+}
+
+inline void add_scaled(float* y, const float* x, float scale, int64_t count) {
+  for_vectors(0, count, [&](int64_t i, auto lanes) {
+    store(y + i, multiply_add(load(x + i, lanes), broadcast(scale), load(y + i, lanes)), lanes);
+  });
+}
+
+inline void store_values(Ref y, const float* x, int64_t count) {
+  with_type(y.dtype, [&](auto* type) {
+    auto* to = elements<std::remove_pointer_t<decltype(type)>>(y);
+    for_vectors(0, count, [&](int64_t i, auto lanes) { store(to + i, load(x + i, lanes), lanes); });
   });
 }
 
@@ -149,7 +244,7 @@ inline float dot(ConstRef a, ConstRef b, int64_t count) {
 
 inline float largest(const float* x, int64_t count) {
   const float first = x[0];
-  Floats top[4] = {splat(first), splat(first), splat(first), splat(first)};
+  Floats top[4] = {broadcast(first), broadcast(first), broadcast(first), broadcast(first)};
   int64_t i = 0;
   for (; i + 4 * kWidth <= count; i += 4 * kWidth) {
     for (int set = 0; set < 4; ++set) {
@@ -188,8 +283,26 @@ inline void exponentials(Ref y, const float* x, float shift, int64_t count) {
   });
 }
 
-constexpr TileTable kTileTable = {kTileRows,    kTileWidth,       kPanel,      pack, multiply,     finish,
-                                  softmax_step, softmax_slopes,   scale_rows,  add,  store_scaled, dot,
-                                  largest,      sum_exponentials, exponentials};
+constexpr TileTable kTileTable = {.tile_rows = kTileRows,
+                                  .tile_width = kTileWidth,
+                                  .panel = kPanel,
+                                  .slot = kSlot,
+                                  .slots = kSlots,
+                                  .even = kEven,
+                                  .task_bytes = kTaskBytes,
+                                  .pack_a = pack_a,
+                                  .pack_b = pack_b,
+                                  .multiply = multiply,
+                                  .finish = finish,
+                                  .softmax_step = softmax_step,
+                                  .softmax_slopes = softmax_slopes,
+                                  .scale_columns = scale_columns,
+                                  .store_transposed = store_transposed,
+                                  .add_scaled = add_scaled,
+                                  .store = store_values,
+                                  .dot = dot,
+                                  .largest = largest,
+                                  .sum_exponentials = sum_exponentials,
+                                  .exponentials = exponentials};
 
 }  // namespace trainer::TRAINER_ISA

@@ -1,11 +1,11 @@
 // The single-threaded building blocks of matrix products, attention and the classifier, one table per
-// instruction level. Everything is fp32 inside; bf16 is widened (exactly) while an operand is packed and
-// rounded when a result is finished.
+// instruction level. Accumulators, scores and sums are fp32. A packed operand consists of slots of four bytes:
+// one fp32 of k (bf16 is widened, exactly, while it is packed) or, for processors that multiply bf16
+// themselves, two bf16 that are neighbours in k. Results are rounded when they are finished.
 //
-// A product C[m, panel] = A[m, k] B[k, panel] is computed in register tiles. The rows of C are cut into
-// ceil(m / tile_rows) tiles of nearly equal height: tile t has rows [t m / tiles, (t + 1) m / tiles). An
-// element of C is one chain of multiply-adds over ascending k, wherever it lies in a tile: its bits depend
-// neither on m nor on how the work is divided.
+// A product C[m, panel] = A[m, k] B[k, panel] is computed in register tiles; tile t has the rows
+// [first_row(t), first_row(t + 1)) of C. An element of C is one chain of multiply-adds over ascending k,
+// wherever it lies in a tile: its bits depend neither on m nor on how the work is divided.
 #pragma once
 
 #include <cstdint>
@@ -22,18 +22,18 @@ constexpr int64_t kQueryBlock = 64;
 constexpr float kNoScore = -1e30f;
 
 enum class TileForm : uint8_t {
-  kPacked,   // tile t at a + t k tile_width, its element (row, kk) at [kk tile_width + row]
-  kColumns,  // element (row, kk) of the whole A at a[kk a_stride + row]
-  kRows,     // element (row, kk) of the whole A at a[row kQueryBlock + kk]
+  kPacked,  // tile t at a + t a_stride, as TileTable::pack_a leaves it
+  kRows,    // the slot (row, kk) of the whole A at a[row kQueryBlock / slot + kk]
 };
 
+// A product of packed operands. k counts slots, a multiple of TileTable::slots.
 struct TileProduct {
   float* c;  // element (row, column) at c[row c_stride + column]
   int64_t c_stride;
   const float* a;
   TileForm form;
-  int64_t a_stride;  // kColumns only
-  const float* b;    // element (kk, column) at b[kk b_stride + column]
+  int64_t a_stride;  // kPacked only
+  const float* b;    // slot (kk, column) at b[kk b_stride + column]
   int64_t b_stride;
   int64_t m, k;
   int64_t tile_begin, tile_end;  // the tiles to compute
@@ -43,15 +43,15 @@ struct TileProduct {
   const float* next_b;
 };
 
-// to[kk to_stride + row] = from[row row_stride + kk k_stride] scale, for row < rows. Rows [rows, width) of
-// `to` hold anything but what no operand could hold. One of the strides of `from` is 1; a k_stride is at
-// least `rows`; width is a multiple of tile_width.
+// Packs from[row row_stride + kk k_stride], row < rows, kk < k, for one tile of A or some columns of B. One of
+// the strides of `from` is 1; a k_stride is at least `rows`; width is a multiple of the tile's width. Rows
+// [rows, width) of `to` hold anything but what no operand could hold; the slots that fill up k to a multiple
+// of TileTable::slots hold 0.
 struct TilePacking {
   float* to;
-  int64_t to_stride, width;
-  ConstRef from;
+  int64_t to_stride, width;  // slots from one kk to the next; of a tile of A both are TileTable::tile_width
+  ConstRef from;             // bf16 where a slot is a pair
   int64_t row_stride, k_stride, rows, k;
-  float scale;
 };
 
 // c = tile (+ bias) (+ c), rounded once to the dtype of c.
@@ -70,31 +70,54 @@ struct ScoreMask {
   const int32_t *first, *last;  // [kQueryBlock]; null: every query sees every key
 };
 
+// The weights and slopes of attention as operands of the products that follow: `rows` in the form kRows, with
+// k along the queries; `columns` as a B of b_stride kQueryBlock, with k along the keys. Where a slot is one
+// fp32 both are the scores themselves.
+struct ScoreOperand {
+  float *rows, *columns;
+};
+
 struct TileTable {
   int64_t tile_rows;   // most rows of a tile
-  int64_t tile_width;  // floats per k of a packed tile of A
-  int64_t panel;       // columns of a tile, floats per k of a packed panel of B
+  int64_t tile_width;  // slots of a packed tile of A per slot of k
+  int64_t panel;       // columns of a tile, slots of a packed panel of B per slot of k
+  int64_t slot;        // elements of k in a slot
+  int64_t slots;       // the k of a product, in slots, is a multiple of this
+  bool even;           // m is shared out evenly between its tiles; else all but the last have tile_rows
+  int64_t task_bytes;  // of packed A that stay in the second-level cache while panels of B pass by
 
-  void (*pack)(const TilePacking& p);
+  int64_t tiles_of(int64_t m) const { return (m + tile_rows - 1) / tile_rows; }
+  int64_t first_row(int64_t m, int64_t tile) const {
+    return even ? tile * m / tiles_of(m) : tile * tile_rows < m ? tile * tile_rows : m;
+  }
+  // Slots that hold k elements.
+  int64_t slots_of(int64_t k) const { return (k + slot * slots - 1) / (slot * slots) * slots; }
+
+  void (*pack_a)(const TilePacking& p);
+  void (*pack_b)(const TilePacking& p);
   void (*multiply)(const TileProduct& p);
   void (*finish)(const TileFinish& f);
 
   // One step of the online softmax over keys (Milakov and Gimelshein, arXiv 1805.02867) for each query. In:
-  // scores; `largest` and `total` so far, at first kNoScore and 0. Out: scores become exp(score - largest), 0
-  // where masked; `factor` is what earlier sums must be multiplied by. Whether any factor differs from 1 is
-  // returned.
-  bool (*softmax_step)(float* scores, int64_t keys, const ScoreMask& mask, float* largest, float* total,
-                       float* factor);
-  // scores become the weights exp(score - log_sum_exp[q]), slopes become weight (slope - own[q]); 0 where
-  // masked.
-  void (*softmax_slopes)(float* scores, float* slopes, int64_t keys, const ScoreMask& mask,
-                         const float* log_sum_exp, const float* own);
-  // Row r of x[rows, columns], `columns` a multiple of a panel, is multiplied by factor[r].
-  void (*scale_rows)(float* x, const float* factor, int64_t rows, int64_t columns);
-  // y += x.
-  void (*add)(float* y, const float* x, int64_t count);
-  // y = scale x, rounded to y's dtype.
-  void (*store_scaled)(Ref y, const float* x, float scale, int64_t count);
+  // scores, which count `scale` each; `largest` and `total` so far, at first kNoScore and 0. Out: `weights`
+  // (columns only) become exp(scale score - largest), 0 where masked; `factor` is what earlier sums must be
+  // multiplied by. Whether any factor differs from 1 is returned.
+  bool (*softmax_step)(float* scores, int64_t keys, const ScoreMask& mask, float scale, float* largest,
+                       float* total, float* factor, const ScoreOperand& weights);
+  // `weights` (rows only) become exp(scale score - log_sum_exp[q]), `changes` (rows and columns) become
+  // weight (slope - own[q]); 0 where masked.
+  void (*softmax_slopes)(float* scores, float* slopes, int64_t keys, const ScoreMask& mask, float scale,
+                         const float* log_sum_exp, const float* own, const ScoreOperand& weights,
+                         const ScoreOperand& changes);
+  // x[r, q] is multiplied by factor[q], for x[rows, kQueryBlock].
+  void (*scale_columns)(float* x, const float* factor, int64_t rows);
+  // y[q y_stride + r] = factor[q] x[r, q], rounded to y's dtype, for q < columns of x[rows, kQueryBlock].
+  void (*store_transposed)(Ref y, int64_t y_stride, const float* x, const float* factor, int64_t rows,
+                           int64_t columns);
+  // y += scale x.
+  void (*add_scaled)(float* y, const float* x, float scale, int64_t count);
+  // y = x, rounded to y's dtype.
+  void (*store)(Ref y, const float* x, int64_t count);
   float (*dot)(ConstRef a, ConstRef b, int64_t count);
 
   float (*largest)(const float* x, int64_t count);
@@ -104,9 +127,12 @@ struct TileTable {
   void (*exponentials)(Ref y, const float* x, float shift, int64_t count);
 };
 
+// Multiplies operands of any dtype.
 const TileTable& tile_table(Isa isa);
+// Multiplies operands of bf16, in pairs; null where the level has no such instruction.
+const TileTable* bf16_tile_table(Isa isa);
 
 // The tables themselves, each of a translation unit of its own.
-extern const TileTable plain_tiles, avx2_tiles, avx512_tiles;
+extern const TileTable plain_tiles, avx2_tiles, avx512_tiles, avx512_bf16_tiles, amx_tiles;
 
 }  // namespace trainer

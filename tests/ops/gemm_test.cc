@@ -2,7 +2,6 @@
 // number of threads. Shapes are thin, so that the reference is quick.
 #include <gtest/gtest.h>
 
-#include "cpu/native_product.h"
 #include "ops/gemm_rate.h"
 #include "ops/op_test.h"
 
@@ -94,66 +93,6 @@ TEST_P(GemmTest, NonFiniteOperandsReachExactlyTheirResults) {
 }
 
 TRAINER_HOST_CASES(GemmTest);
-
-// oneDNN's products run, slowly, on processors without bf16 instructions too: what is tested here is the
-// cutting into blocks and the arguments, for the processors where this way is chosen.
-class NativeProductTest : public ::testing::Test {
- protected:
-  // All three directions of a linear layer; the outputs are appended.
-  static void run(int threads, const Shape& s, std::vector<Array>& outputs) {
-    const auto& [m, n, k] = s;
-    NativeProduct product(threads);
-    std::vector<std::byte> memory(product.workspace_bytes() + 64);
-    void* begin = memory.data();
-    size_t space = memory.size();
-    std::align(64, product.workspace_bytes(), begin, space);
-    const std::span<std::byte> workspace(static_cast<std::byte*>(begin), product.workspace_bytes());
-    const Array x(DType::kBF16, m * k, 1), w(DType::kBF16, n * k, 2), dy(DType::kBF16, m * n, 3),
-        bias(DType::kBF16, n, 4);
-    outputs.emplace_back(DType::kBF16, m * n, 5);
-    ASSERT_TRUE(product.run(
-        {outputs.back().ref(), n, x.ref(), k, 1, w.ref(), k, 1, bias.ref(), false, m, n, k}, workspace));
-    outputs.emplace_back(DType::kBF16, m * k, 6);
-    ASSERT_TRUE(
-        product.run({outputs.back().ref(), k, dy.ref(), n, 1, w.ref(), 1, k, {}, true, m, k, n}, workspace));
-    outputs.emplace_back(DType::kF32, n * k, 7);
-    ASSERT_TRUE(
-        product.run({outputs.back().ref(), k, dy.ref(), 1, n, x.ref(), 1, k, {}, true, n, k, m}, workspace));
-  }
-};
-
-TEST_F(NativeProductTest, AgreesWithTheReference) {
-  const std::unique_ptr<KernelSet> reference = make_reference_kernels();
-  for (const Shape& s : {Shape{1, 1, 1}, {5, 200, 33}, {1030, 7, 12}, {40, 390, 65}}) {
-    const auto& [m, n, k] = s;
-    std::vector<Array> outputs;
-    run(2, s, outputs);
-    const Array x(DType::kBF16, m * k, 1), w(DType::kBF16, n * k, 2), dy(DType::kBF16, m * n, 3),
-        bias(DType::kBF16, n, 4);
-    Array y(DType::kBF16, m * n, 5), dx(DType::kBF16, m * k, 6), dw(DType::kF32, n * k, 7);
-    reference->linear_forward(y.ref(), x.ref(), w.ref(), bias.ref(), m, n, k);
-    reference->linear_backward_input(dx.ref(), dy.ref(), w.ref(), m, n, k, true);
-    reference->linear_backward_weight(dw.f32(), dy.ref(), x.ref(), m, n, k);
-    expect_near(y, outputs[0], 2 * tolerance("linear").bf16, "y");
-    expect_near(dx, outputs[1], 2 * tolerance("linear").bf16, "dx");
-    expect_near(dw, outputs[2], 1e-4, "dw");
-  }
-}
-
-TEST_F(NativeProductTest, BitsDoNotDependOnThreads) {
-  for (const Shape& s : {Shape{1, 2, 20000}, {8, 16, 5000}, {100, 400, 300}}) {
-    std::vector<Array> one;
-    run(1, s, one);
-    for (const int threads : {2, 3}) {
-      std::vector<Array> more;
-      run(threads, s, more);
-      for (size_t i = 0; i < one.size(); ++i) {
-        expect_same_bits(one[i], more[i],
-                         fmt::format("output {} of {} x {} x {} on {} threads", i, s.m, s.n, s.k, threads));
-      }
-    }
-  }
-}
 
 TEST(GemmRate, IsPlausibleAndQuick) {
   const std::unique_ptr<KernelSet> kernels = make_host_kernels(1);
