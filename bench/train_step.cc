@@ -103,19 +103,21 @@ Json measure(const TrainStepArguments& a) {
   if (host) r["peak_memory_bytes"] = peak;
   r["predicted_memory_bytes"] = predicted;
   const auto events = subject.take_events();
-  r["tasks"] = task_breakdown(events, subject.model().layer_count(), a.steps, a.ranks);
-  if (!pipeline) r["overhead"] = program_overhead(events, subject.other_seconds(), a.steps);
+  r["tasks"] = task_breakdown(events, subject.model().layer_count(), a.steps);
+  if (!pipeline) r["overhead"] = program_overhead(events.front(), subject.other_seconds(), a.steps);
   if (pipeline) {
     const double micro_batches =
         static_cast<double>(a.config.training.global_batch_size / a.config.training.micro_batch_size);
-    const double stretch = (micro_batches + a.ranks - 1) / micro_batches;  // by the ideal bubble
-    const double one_rank = tokens / median(single_seconds);
+    const double bubble = micro_batches / (micro_batches + a.ranks - 1);  // ideal: what it leaves of a step
+    const double even = evenness(events);
+    const double one_rank = tokens / median(single_seconds), ratio = tokens / seconds / one_rank;
     r["pipeline"] = {{"ranks", a.ranks},
                      {"micro_batches", micro_batches},
                      {"single_rank_tokens_per_second", one_rank},
-                     {"tokens_per_second_without_bubble", tokens / seconds * stretch},
-                     {"ratio_to_single_rank", tokens / seconds / one_rank},
-                     {"ratio_to_single_rank_without_bubble", tokens / seconds * stretch / one_rank}};
+                     {"mean_stage_over_longest", even},
+                     {"ratio_to_single_rank", ratio},
+                     {"ratio_to_single_rank_without_bubble", ratio / bubble},
+                     {"ratio_to_ideal", ratio / bubble / even}};
   }
   return r;
 }
@@ -171,13 +173,15 @@ void print(const Json& r) {
                100 * r["overhead"]["other_threads_ratio"].get<double>());
   if (!r.contains("pipeline")) return;
   const Json& p = r["pipeline"];
-  fmt::print("\npipeline of {} ranks of one thread: {:.1f} tokens/s, without its ideal bubble {:.1f}\n",
-             p["ranks"].get<int>(), number("tokens_per_second"),
-             p["tokens_per_second_without_bubble"].get<double>());
-  fmt::print("one rank of {} threads: {:.1f} tokens/s; the pipeline reaches {:.1f} % of it, {:.1f} %\n",
-             r["threads"].get<int>(), p["single_rank_tokens_per_second"].get<double>(),
-             100 * p["ratio_to_single_rank"].get<double>(),
-             100 * p["ratio_to_single_rank_without_bubble"].get<double>());
+  const auto percent = [&](const char* key) { return 100 * p[key].get<double>(); };
+  fmt::print(
+      "\npipeline of {} ranks of one thread: {:.1f} tokens/s; one rank of {} threads: {:.1f}\n"
+      "of one rank: {:.1f} %; without the ideal bubble {:.1f} %; and without what makes the longest stage "
+      "longer "
+      "than the mean {:.1f} %\n",
+      p["ranks"].get<int>(), number("tokens_per_second"), r["threads"].get<int>(),
+      p["single_rank_tokens_per_second"].get<double>(), percent("ratio_to_single_rank"),
+      percent("ratio_to_single_rank_without_bubble"), percent("ratio_to_ideal"));
 }
 
 }  // namespace

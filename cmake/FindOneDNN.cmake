@@ -1,4 +1,4 @@
-# oneDNN as DNNL::dnnl. Not by its own package file: the distribution's asks for the OpenCL development files,
+# oneDNN as DNNL::dnnl, for benchmarks. Not by its own package file: the distribution's asks for the OpenCL development files,
 # which a program that computes on the CPU does not need.
 find_path(OneDNN_INCLUDE_DIR dnnl.hpp)
 find_library(OneDNN_LIBRARY dnnl)

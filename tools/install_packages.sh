@@ -10,7 +10,7 @@ set -euo pipefail
 packages=(
   g++ cmake ninja-build ccache pkg-config                             # build
   libopenmpi-dev openmpi-bin                                          # ranks as processes
-  libdnnl-dev                                                         # oneDNN: matrix products
+  libdnnl-dev                                                         # oneDNN: benchmarks only
   nlohmann-json3-dev libspdlog-dev libfmt-dev                         # JSON, logging, text
   libsentencepiece-dev libpcre2-dev libutf8proc-dev                   # tokenizers
   coinor-libcbc-dev                                                   # mixed-integer programs: the planner

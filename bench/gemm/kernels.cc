@@ -1,11 +1,9 @@
-#include <omp.h>
-
 #include <algorithm>
-#include <dnnl.hpp>
-#include <unordered_map>
+#include <functional>
 
 #include "base/error.h"
 #include "gemm/backends.h"
+#include "gemm/onednn.h"
 #include "support/kernel_bench.h"
 
 namespace trainer {
@@ -15,54 +13,6 @@ enum class Direction { kForward, kBackwardInput, kBackwardWeight };
 
 // Of the reference's result only so many rows are made.
 constexpr int64_t kCheckedRows = 2;
-
-// C[rows, columns] = A[rows, depth] B[depth, columns] by oneDNN; elements of row r and column c are
-// r * row_stride + c * column_stride apart from the first.
-class DnnlProduct {
- public:
-  struct Matrix {
-    void* data;
-    DType dtype;
-    int64_t row_stride, column_stride;
-  };
-  DnnlProduct(const Matrix& a, const Matrix& b, const Matrix& c, int64_t rows, int64_t depth, int64_t columns,
-              int threads)
-      : threads_(threads) {
-    const Threads set(threads_);
-    const auto describe = [](const Matrix& m, int64_t m_rows, int64_t m_columns) {
-      const auto type = m.dtype == DType::kF32 ? dnnl::memory::data_type::f32 : dnnl::memory::data_type::bf16;
-      return dnnl::memory::desc({m_rows, m_columns}, type, dnnl::memory::dims{m.row_stride, m.column_stride});
-    };
-    const auto a_shape = describe(a, rows, depth), b_shape = describe(b, depth, columns),
-               c_shape = describe(c, rows, columns);
-    const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a_shape, b_shape, c_shape), engine_);
-    primitive_ = dnnl::matmul(description);
-    arguments_ = {{DNNL_ARG_SRC, dnnl::memory(a_shape, engine_, a.data)},
-                  {DNNL_ARG_WEIGHTS, dnnl::memory(b_shape, engine_, b.data)},
-                  {DNNL_ARG_DST, dnnl::memory(c_shape, engine_, c.data)}};
-  }
-  void run() {
-    const Threads set(threads_);
-    primitive_.execute(stream_, arguments_);
-    stream_.wait();
-  }
-
- private:
-  class Threads {
-   public:
-    explicit Threads(int count) : before_(omp_get_max_threads()) { omp_set_num_threads(count); }
-    ~Threads() { omp_set_num_threads(before_); }
-
-   private:
-    int before_;
-  };
-
-  int threads_;
-  dnnl::engine engine_{dnnl::engine::kind::cpu, 0};
-  dnnl::stream stream_{engine_};
-  dnnl::matmul primitive_;
-  std::unordered_map<int, dnnl::memory> arguments_;
-};
 
 struct ProductOperands {
   GemmShape s;
@@ -116,15 +66,16 @@ void check_product(KernelBench& bench, Direction direction, const ProductOperand
 }
 
 // `result`: large enough for any of them.
-DnnlProduct dnnl_product(Direction direction, const ProductOperands& o, float* result, int threads) {
+std::function<void()> peer_product(Direction direction, const ProductOperands& o, float* result,
+                                   int threads) {
   const auto& [m, n, k] = o.s;
   const DType dtype = o.x.dtype();
   void *x = o.x.ref().data, *w = o.w.ref().data, *y = o.y.ref().data;
   if (direction == Direction::kForward)
-    return {{x, dtype, k, 1}, {w, dtype, 1, k}, {result, dtype, n, 1}, m, k, n, threads};
+    return onednn_product({x, dtype, k, 1}, {w, dtype, 1, k}, {result, dtype, n, 1}, m, k, n, threads);
   if (direction == Direction::kBackwardInput)
-    return {{y, dtype, n, 1}, {w, dtype, k, 1}, {result, dtype, k, 1}, m, n, k, threads};
-  return {{y, dtype, 1, n}, {x, dtype, k, 1}, {result, DType::kF32, k, 1}, n, m, k, threads};
+    return onednn_product({y, dtype, n, 1}, {w, dtype, k, 1}, {result, dtype, k, 1}, m, n, k, threads);
+  return onednn_product({y, dtype, 1, n}, {x, dtype, k, 1}, {result, DType::kF32, k, 1}, n, m, k, threads);
 }
 
 // What the backend's library does with the same operands, or oneDNN on the host.
@@ -134,12 +85,12 @@ void set_peer(KernelCase& c, KernelBench& bench, KernelSet& library, Direction d
     c.peer_name = "cuBLASLt";
     c.peer = [&, direction] { run_product(library, direction, o); };
   } else if (bench.backend().name == "host") {
-    c.peer_name = "oneDNN";
     const auto& [m, n, k] = o.s;
     const Values result(bench.device(), DType::kF32, std::max({m * n, m * k, n * k}));
-    c.peer = [result, product = dnnl_product(direction, o, result.f32(), bench.threads())]() mutable {
-      product.run();
-    };
+    const std::function<void()> product = peer_product(direction, o, result.f32(), bench.threads());
+    if (!product) return;
+    c.peer_name = "oneDNN";
+    c.peer = [result, product] { product(); };
   }
 }
 

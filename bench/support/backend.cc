@@ -1,6 +1,7 @@
 #include "support/backend.h"
 
 #include "base/error.h"
+#include "cpu/isa.h"
 #include "device/cores.h"
 #include "device/cuda/cuda_device.h"
 #include "ops/cuda_kernels.h"
@@ -15,6 +16,7 @@ BenchBackend host_backend(int threads) {
   backend.device = std::shared_ptr<Device>(std::shared_ptr<Device>(), &host_device());
   backend.kernels = make_host_kernels(threads);
   backend.ceiling_kernels = make_host_kernels(threads);
+  backend.multiplies_bf16 = best_isa() >= Isa::kAvx512Bf16;
   return backend;
 }
 
@@ -35,7 +37,7 @@ BenchBackend cuda_backend() {
   backend.kernels = make_cuda_kernels(stream);
   backend.ceiling_kernels = make_cuda_kernels(stream);
   backend.own = make_cuda_kernels(stream, CudaLibraries::kNone);
-  backend.tensor_cores = true;
+  backend.multiplies_bf16 = true;
   return backend;
 }
 
@@ -49,7 +51,7 @@ BenchBackend simt_backend() {
   backend.kernels = kernels();
   backend.ceiling_kernels = kernels();
   backend.simulated = true;
-  backend.tensor_cores = true;
+  backend.multiplies_bf16 = true;
   return backend;
 }
 

@@ -16,9 +16,10 @@ std::vector<std::string> bench_backends(const std::vector<std::string>& further 
 
 struct BenchBackend {
   std::string name;
-  std::string machine;        // see describe_machine
-  bool simulated = false;     // times mean nothing
-  bool tensor_cores = false;  // attention rounds what it multiplies in between to bf16, where operands are
+  std::string machine;     // see describe_machine
+  bool simulated = false;  // times mean nothing
+  // Attention rounds what it multiplies in between to bf16, where operands are.
+  bool multiplies_bf16 = false;
   std::shared_ptr<Device> device;
   // Kernels of the device's compute queue.
   std::unique_ptr<KernelSet> kernels;

@@ -10,21 +10,34 @@
 
 namespace trainer {
 
-Json task_breakdown(const std::vector<TimelineEvent>& events, int layers, int steps, int ranks) {
+Json task_breakdown(const RankEvents& ranks, int layers, int steps) {
   std::map<std::string, double> seconds;
-  for (const auto& e : events) {
-    const char* part = e.layer < 0             ? ""
-                       : e.layer == 0          ? " embedding"
-                       : e.layer == layers - 1 ? " head"
-                                               : " blocks";
-    seconds[e.kind + part] += (e.end - e.begin) / steps / ranks;
-  }
+  for (const auto& events : ranks)
+    for (const auto& e : events) {
+      const char* part = e.layer < 0             ? ""
+                         : e.layer == 0          ? " embedding"
+                         : e.layer == layers - 1 ? " head"
+                                                 : " blocks";
+      seconds[e.kind + part] += (e.end - e.begin) / steps / static_cast<double>(ranks.size());
+    }
   std::vector<std::pair<double, std::string>> sorted;
   for (const auto& [name, value] : seconds) sorted.emplace_back(value, name);
   std::sort(sorted.rbegin(), sorted.rend());
   Json list = Json::array();
   for (const auto& [value, name] : sorted) list.push_back({{"task", name}, {"seconds", value}});
   return list;
+}
+
+double evenness(const RankEvents& ranks) {
+  double sum = 0, longest = 0;
+  for (const auto& events : ranks) {
+    double busy = 0;
+    for (const TimelineEvent& e : events)
+      if (e.lane == "compute") busy += e.end - e.begin;
+    sum += busy;
+    longest = std::max(longest, busy);
+  }
+  return longest > 0 ? sum / static_cast<double>(ranks.size()) / longest : 1;
 }
 
 Json program_overhead(const std::vector<TimelineEvent>& events, const std::vector<double>& other_seconds,

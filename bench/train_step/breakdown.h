@@ -9,8 +9,14 @@
 
 namespace trainer {
 
+// Events by rank.
+using RankEvents = std::vector<std::vector<TimelineEvent>>;
+
 // Seconds of one step and rank by kind of task and part of the model, the longest first.
-Json task_breakdown(const std::vector<TimelineEvent>& events, int layers, int steps, int ranks);
+Json task_breakdown(const RankEvents& ranks, int layers, int steps);
+
+// The mean over the ranks of the time in which they compute, over the longest.
+double evenness(const RankEvents& ranks);
 
 // What the program around the tasks takes: time in which the compute lane runs none, though one rank never
 // waits, and processor time of the program's other lanes, whose threads live for a step. Medians over the

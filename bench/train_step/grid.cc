@@ -107,10 +107,9 @@ double Grid::run_step() {
   return seconds;
 }
 
-std::vector<TimelineEvent> Grid::take_events() {
-  std::vector<TimelineEvent> events;
-  for (const auto& rank : ranks_)
-    for (auto& event : rank->take_timeline().events) events.push_back(std::move(event));
+std::vector<std::vector<TimelineEvent>> Grid::take_events() {
+  std::vector<std::vector<TimelineEvent>> events;
+  for (const auto& rank : ranks_) events.push_back(rank->take_timeline().events);
   return events;
 }
 

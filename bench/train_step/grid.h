@@ -39,7 +39,8 @@ class Grid {
   std::string describe() const { return ranks_.front()->describe_plan(); }
   // Processor time in each step of threads that it started: neither this one nor those of the kernels.
   const std::vector<double>& other_seconds() const { return other_seconds_; }
-  std::vector<TimelineEvent> take_events();
+  // By rank.
+  std::vector<std::vector<TimelineEvent>> take_events();
   // What the kernels of all ranks did in the timed steps together.
   KernelRecord kernels() const;
 

@@ -78,9 +78,9 @@ class Scratch {
   float* sums;                        // [kQuerySpan / kQueryBlock][head_dim, kQueryBlock]: out, or dq
   // [kQuerySpan]: forward: largest score and sum; backward: log_sum_exp and dout . out
   float *statistic, *total;
-  float* factor;                   // [kQueryBlock]
+  float* factor;                    // [kQueryBlock]
   ScoreOperand weights, changes{};  // changes: weight (slope - dout . out)
-  float* value_columns = nullptr;  // packed tiles of the key block's values, transposed, k = keys
+  float* value_columns = nullptr;   // packed tiles of the key block's values, transposed, k = keys
   float *value_tiles = nullptr, *key_columns = nullptr;
   float *queries = nullptr, *dout = nullptr;  // slots of [kQuerySpan, columns], k = queries
   float* dout_panels = nullptr;
@@ -186,8 +186,8 @@ class Head {
   // Slots of [queries, columns] from the span's queries, k = queries, block by block.
   void pack_queries(float* to, ConstRef from, int64_t stride) const {
     for (int64_t query = 0; query < query_count_; query += kQueryBlock) {
-      tiles_.pack_b({to + query / tiles_.slot * w_.columns, w_.columns, w_.columns, from.at(query * stride), 1,
-                     stride, s_.head_dim, std::min(kQueryBlock, query_count_ - query)});
+      tiles_.pack_b({to + query / tiles_.slot * w_.columns, w_.columns, w_.columns, from.at(query * stride),
+                     1, stride, s_.head_dim, std::min(kQueryBlock, query_count_ - query)});
     }
   }
   // [panel][head_slots, panel] from the span's queries.
@@ -277,7 +277,8 @@ class Head {
     const int64_t origin = key_begin_ + block_key_;
     mask_ = {};
     // Products over queries take whole blocks: what no query fills must be masked.
-    if (block_count_ == kQueryBlock && *most_first <= origin && *least_last >= origin + block_keys_) return true;
+    if (block_count_ == kQueryBlock && *most_first <= origin && *least_last >= origin + block_keys_)
+      return true;
     for (int64_t i = 0; i < kQueryBlock; ++i) {
       w_.block_first[i] = static_cast<int32_t>(w_.first[query + i] - origin);
       w_.block_last[i] = static_cast<int32_t>(w_.last[query + i] - origin);
@@ -329,7 +330,7 @@ class Head {
                        .c_stride = w_.columns,
                        .a = a.rows,
                        .form = TileForm::kRows,
-                       .a_stride = 0,
+                       .a_stride = kQueryBlock / tiles_.slot,
                        .b = b + column,
                        .b_stride = w_.columns,
                        .m = block_keys_,
@@ -417,6 +418,7 @@ void HostKernels::attention_forward(Ref out, float* log_sum_exp, ConstRef q, Con
   const int64_t heads = s.batch * s.heads, spans = parts_of(s.query_length, kQuerySpan);
 #pragma omp parallel num_threads(threads_)
   {
+    const UseOfTiles use(tiles);
     Scratch scratch(tiles, s.head_dim, false,
                     reinterpret_cast<float*>(memory) + omp_get_thread_num() * floats);
     // The last spans see the most keys: they go first, so that threads end together.
@@ -454,6 +456,7 @@ void HostKernels::attention_backward(Ref dq, float* dk, float* dv, ConstRef dout
   const bool whole = 7 * kv_heads >= 5 * threads_ * parts_of(kv_heads, threads_);
 #pragma omp parallel num_threads(threads_)
   {
+    const UseOfTiles use(tiles);
     Scratch scratch(tiles, s.head_dim, true,
                     reinterpret_cast<float*>(memory) + omp_get_thread_num() * floats);
     const auto head_of = [&](int64_t kv_head, int64_t member) {

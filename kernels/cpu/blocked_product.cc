@@ -9,8 +9,8 @@
 namespace trainer {
 namespace {
 
-// The longest part of a sum over k, in slots: a whole hidden size where it can be, so that a bf16 result needs
-// no second pass.
+// The longest part of a sum over k, in slots: a whole hidden size where it can be, so that a bf16 result
+// needs no second pass.
 constexpr int64_t kDepth = 1024;
 // A block of C. Every element of an operand is packed once per this many columns or rows.
 constexpr int64_t kBlockRows = 1024, kBlockColumns = 2048;
@@ -86,9 +86,12 @@ class Block {
     panel_count_ = parts_of(columns_.size(), tiles_.panel);
     // fp32 results of whole panels are stored from the registers; others pass through a buffer.
     direct_ = p_.c.dtype == DType::kF32 && !p_.bias;
+    whole_rows_ =
+        tiles_.any_rows && p_.a_k == 1 && p_.a_row % tiles_.slot == 0 && rows_.size() % tiles_.tile_rows == 0;
   }
 
   void pack_a(Range depth) const {
+    if (in_place(depth)) return;
     in_strips(tile_count_, depth.size(), p_.a_k, [&](int64_t t, Range strip) {
       const Range own = tile_rows({t, t + 1});
       tiles_.pack_a(
@@ -105,15 +108,16 @@ class Block {
 
   void pack_b(Range depth) const {
     in_strips(panel_count_, depth.size(), p_.b_k, [&](int64_t panel, Range strip) {
-      tiles_.pack_b({.to = memory_ + at_.b + (panel * slots(depth) + strip.begin / tiles_.slot) * tiles_.panel,
-                     .to_stride = tiles_.panel,
-                     .width = tiles_.panel,
-                     .from = p_.b.at((columns_.begin + panel * tiles_.panel) * p_.b_column +
-                                     (depth.begin + strip.begin) * p_.b_k),
-                     .row_stride = p_.b_column,
-                     .k_stride = p_.b_k,
-                     .rows = panel_columns(panel),
-                     .k = strip.size()});
+      tiles_.pack_b(
+          {.to = memory_ + at_.b + (panel * slots(depth) + strip.begin / tiles_.slot) * tiles_.panel,
+           .to_stride = tiles_.panel,
+           .width = tiles_.panel,
+           .from = p_.b.at((columns_.begin + panel * tiles_.panel) * p_.b_column +
+                           (depth.begin + strip.begin) * p_.b_k),
+           .row_stride = p_.b_column,
+           .k_stride = p_.b_k,
+           .rows = panel_columns(panel),
+           .k = strip.size()});
     });
   }
 
@@ -145,6 +149,8 @@ class Block {
           pack(i, Range{begin, std::min(k, begin + strip)});
   }
   int64_t slots(Range depth) const { return tiles_.slots_of(depth.size()); }
+  // Whether A is multiplied as it lies.
+  bool in_place(Range depth) const { return whole_rows_ && depth.size() == slots(depth) * tiles_.slot; }
   Range tile_rows(Range tiles) const {
     return {tiles_.first_row(rows_.size(), tiles.begin), tiles_.first_row(rows_.size(), tiles.end)};
   }
@@ -167,12 +173,14 @@ class Block {
     }
     const int64_t stride = direct ? p_.c_stride : tiles_.panel;
     const int64_t k = slots(depth);
+    const bool unpacked = in_place(depth);
+    const ConstRef own = p_.a.at(rows_.begin * p_.a_row + depth.begin * p_.a_k);
     const float* b = memory_ + at_.b + panel * k * tiles_.panel;
     tiles_.multiply({.c = sum - own_rows.begin * stride,
                      .c_stride = stride,
-                     .a = memory_ + at_.a,
-                     .form = TileForm::kPacked,
-                     .a_stride = k * tiles_.tile_width,
+                     .a = unpacked ? static_cast<const float*>(own.data) : memory_ + at_.a,
+                     .form = unpacked ? TileForm::kRows : TileForm::kPacked,
+                     .a_stride = unpacked ? p_.a_row / tiles_.slot : k * tiles_.tile_width,
                      .b = b,
                      .b_stride = tiles_.panel,
                      .m = rows_.size(),
@@ -197,7 +205,7 @@ class Block {
   float* memory_;
   Range rows_, columns_;
   int64_t tile_count_, panel_count_;
-  bool direct_;
+  bool direct_, whole_rows_;
 };
 
 }  // namespace
@@ -218,19 +226,22 @@ void blocked_product(const TileTable& tiles, int threads, const MatrixProduct& p
   const int64_t column_blocks = parts_of(all_panels, kBlockColumns / tiles.panel);
   const Depths depths{tiles, p.k};
 #pragma omp parallel num_threads(threads)
-  for (int64_t rows = 0; rows < row_blocks; ++rows) {
-    for (int64_t columns = 0; columns < column_blocks; ++columns) {
-      const Range panels = part(all_panels, column_blocks, columns);
-      const Block block(tiles, p, at, memory, part(p.m, row_blocks, rows),
-                        {panels.begin * tiles.panel, std::min(p.n, panels.end * tiles.panel)});
-      for (int64_t d = 0; d < depths.count(); ++d) {
-        const Range depth = depths[d];
-        // With one part, A stays packed from one block of columns to the next, and where there is one such
-        // block, B from one block of rows to the next.
-        if (depths.count() > 1 || columns == 0) block.pack_a(depth);
-        if (depths.count() > 1 || column_blocks > 1 || rows == 0) block.pack_b(depth);
+  {
+    const UseOfTiles use(tiles);
+    for (int64_t rows = 0; rows < row_blocks; ++rows) {
+      for (int64_t columns = 0; columns < column_blocks; ++columns) {
+        const Range panels = part(all_panels, column_blocks, columns);
+        const Block block(tiles, p, at, memory, part(p.m, row_blocks, rows),
+                          {panels.begin * tiles.panel, std::min(p.n, panels.end * tiles.panel)});
+        for (int64_t d = 0; d < depths.count(); ++d) {
+          const Range depth = depths[d];
+          // With one part, A stays packed from one block of columns to the next, and where there is one such
+          // block, B from one block of rows to the next.
+          if (depths.count() > 1 || columns == 0) block.pack_a(depth);
+          if (depths.count() > 1 || column_blocks > 1 || rows == 0) block.pack_b(depth);
 #pragma omp barrier
-        block.multiply(depth, d == 0, d == depths.count() - 1);
+          block.multiply(depth, d == 0, d == depths.count() - 1);
+        }
       }
     }
   }

@@ -1,6 +1,6 @@
 // Matrix products of any layout, accumulated in fp32: operands are packed block by block into the workspace
-// and multiplied there by the tiles of tile_table.h. fp32 and bf16 operands mix freely, unless the slots of the
-// tiles are pairs: then both are bf16.
+// and multiplied there by the tiles of tile_table.h. fp32 and bf16 operands mix freely, unless the slots of
+// the tiles are pairs: then both are bf16.
 //
 // The sum over k is cut into parts that depend on k alone, and no part is divided between threads. So an
 // element of C has the same bits for any number of threads, and whatever m is.

@@ -98,21 +98,23 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
                   .n = a.vocabulary,
                   .k = a.hidden},
                  rest);
+      // The logits of a token become exp(logit - largest).
       const auto part_of = [&](int64_t t) {
-        const float* row = logits + t * a.vocabulary;
+        float* const row = logits + t * a.vocabulary;
         const int64_t label = labels[t] - a.part.first;
+        const double target = label >= 0 && label < a.vocabulary ? row[label] : 0.0;
         const float top = tiles.largest(row, a.vocabulary);
-        const double total = tiles.sum_exponentials(row, top, a.vocabulary);
-        return SoftmaxPart{top, total, label >= 0 && label < a.vocabulary ? row[label] : 0.0};
+        return SoftmaxPart{top, tiles.exponentials(row, top, a.vocabulary), target};
       };
-      const auto set_slopes = [&](int64_t t, double log_sum) {
+      const auto set_slopes = [&](int64_t t, double top, double log_sum) {
         if (!a.dx) return;
         const Ref slope = slopes.at(t * slope_stride);
         const int64_t label = labels[t] - a.part.first;
-        tiles.exponentials(slope, logits + t * a.vocabulary, static_cast<float>(log_sum), a.vocabulary);
+        tiles.scale(slope, logits + t * a.vocabulary, static_cast<float>(std::exp(top - log_sum)),
+                    a.vocabulary);
         if (label < 0 || label >= a.vocabulary) return;
         const float own_slope = static_cast<float>(std::expm1(-losses[t]));
-        tiles.store(slope.at(label), &own_slope, 1);
+        tiles.scale(slope.at(label), &own_slope, 1.0f, 1);
       };
       const auto clear_slopes = [&](int64_t t) {
         if (a.dx)
@@ -137,7 +139,7 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
             [&](int64_t t) {
               const SoftmaxTotal whole = join(parts + t, ranks, count);
               losses[t] = whole.log_sum - whole.target;
-              set_slopes(t, whole.log_sum);
+              set_slopes(t, own[t].largest, whole.log_sum);
             },
             clear_slopes);
       } else {
@@ -146,7 +148,7 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
               const SoftmaxPart part = part_of(t);
               const double log_sum = part.largest + std::log(part.total);
               losses[t] = log_sum - part.target;
-              set_slopes(t, log_sum);
+              set_slopes(t, part.largest, log_sum);
             },
             clear_slopes);
       }

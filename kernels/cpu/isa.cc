@@ -1,11 +1,17 @@
 #include "cpu/isa.h"
 
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
 
+#include "base/error.h"
 #include "cpu/vector_table.h"
 
 namespace trainer {
@@ -20,8 +26,8 @@ bool extended_feature(unsigned subleaf, unsigned eax_bits, unsigned edx_bits) {
   return (eax & eax_bits) == eax_bits && (edx & edx_bits) == edx_bits;
 }
 
-// Whether the processor has AMX with BF16 and the system lets this process use the tile registers: it wants to
-// be asked, once, before the first use on any thread.
+// Whether the processor has AMX with BF16 and the system lets this process use the tile registers: it wants
+// to be asked, once, before the first use on any thread.
 bool tile_registers_granted() {
   constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
   if (!extended_feature(0, 0, kAmxBf16 | kAmxTile)) return false;
@@ -50,10 +56,25 @@ Isa find_best_isa() { return Isa::kPlain; }
 
 #endif
 
+constexpr const char* kLimit = "TRAINER_MAX_ISA";
+
+// The best level that the environment allows.
+Isa limit() {
+  const char* name = std::getenv(kLimit);
+  if (!name || !*name) return kBestOfAll;
+  std::string names;
+  for (int isa = 0; isa <= static_cast<int>(kBestOfAll); ++isa) {
+    const char* known = name_of(static_cast<Isa>(isa));
+    if (std::string_view(name) == known) return static_cast<Isa>(isa);
+    names += fmt::format("{}{}", isa == 0 ? "" : ", ", known);
+  }
+  input_error("the environment variable {} is '{}'; the levels of instructions are {}", kLimit, name, names);
+}
+
 }  // namespace
 
 Isa best_isa() {
-  static const Isa best = find_best_isa();
+  static const Isa best = std::min(find_best_isa(), limit());
   return best;
 }
 
@@ -81,7 +102,8 @@ const char* name_of(Isa isa) {
 
 const VectorTable& vector_table(Isa isa) {
 #if defined(__x86_64__)
-  if (isa >= Isa::kAvx512) return avx512_table;
+  if (isa >= Isa::kAvx512Bf16) return avx512_bf16_table;
+  if (isa == Isa::kAvx512) return avx512_table;
   if (isa == Isa::kAvx2) return avx2_table;
 #endif
   static_cast<void>(isa);

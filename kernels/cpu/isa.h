@@ -11,12 +11,15 @@ namespace trainer {
 enum class Isa : uint8_t {
   kPlain,  // 4 floats at a time, no fused multiply-add: the base of every target, also of other architectures
   kAvx2,   // 8 floats: AVX2, FMA
-  kAvx512,  // 16 floats: AVX-512 F, BW, DQ, VL
+  kAvx512,      // 16 floats: AVX-512 F, BW, DQ, VL
   kAvx512Bf16,  // and BF16: products of pairs of bf16
   kAmx,         // and AMX with BF16: products of bf16 in tile registers
 };
 
-// The best level of this processor. Constant over the life of a process.
+constexpr Isa kBestOfAll = Isa::kAmx;
+
+// The best level of this processor, or TRAINER_MAX_ISA (a name_of) if the environment has it and it is lower.
+// Constant over the life of a process. Throws InputError for a name that is none.
 Isa best_isa();
 const char* name_of(Isa isa);
 // The levels up to best_isa().

@@ -1,9 +1,9 @@
-// Products of bf16 pairs by the tile registers of AMX: 32 x 32 of C at a time, in four registers. The processor
-// multiplies 16 rows of 16 slots with 16 slots of 16 columns at once.
+// Products of bf16 pairs by the tile registers of AMX: 32 x 32 of C at a time, in four registers. The
+// processor multiplies 16 rows of 16 slots with 16 slots of 16 columns at once.
 //
-// Six of the eight registers are used, though a part of B is then loaded twice: two threads of a core share the
-// registers behind them, and when both fill theirs, a load waits for every product that still reads the old
-// contents (measured: 1.6 times slower with eight).
+// Six of the eight registers are used, though a part of B is then loaded twice: two threads of a core share
+// the registers behind them, and when both fill theirs, a load waits for every product that still reads the
+// old contents (measured: 1.6 times slower with eight).
 //
 // A packed tile of A holds, for every 16 slots of k, its 32 rows one after the other.
 #pragma once
@@ -16,7 +16,7 @@ namespace trainer::TRAINER_ISA {
 constexpr int64_t kRegister = 16;
 constexpr int64_t kTileRows = 2 * kRegister, kTileWidth = 2 * kRegister, kPanel = 2 * kRegister;
 constexpr int64_t kSlots = kRegister;
-constexpr bool kEven = false;
+constexpr bool kEven = false, kAnyRows = true;
 constexpr int64_t kTaskBytes = 1 << 20;
 // Slots for which a panel of B stays in the first-level cache while the tiles of A pass by.
 constexpr int64_t kNearSlots = 256;
@@ -104,17 +104,11 @@ inline void multiply_block(float* c, int64_t c_stride, bool add, const TileRows&
   }
 }
 
-// The tile registers of a thread, shaped for as long as it multiplies.
-class Registers {
- public:
-  Registers() { _tile_loadconfig(&kRegisterShapes); }
-  ~Registers() { _tile_release(); }
-  Registers(const Registers&) = delete;
-  Registers& operator=(const Registers&) = delete;
-};
+inline void shape_registers() { _tile_loadconfig(&kRegisterShapes); }
+inline void release_registers() { _tile_release(); }
+constexpr auto kBegin = shape_registers, kEnd = release_registers;
 
 inline void multiply(const TileProduct& p) {
-  const Registers registers;
   // Each tile asks for its share of the next panel, a little with every 16 slots.
   const char* next = reinterpret_cast<const char*>(p.next_b);
   const int64_t next_step =
@@ -124,11 +118,10 @@ inline void multiply(const TileProduct& p) {
     const float* b = p.b + begin * p.b_stride;
     for (int64_t t = p.tile_begin; t < p.tile_end; ++t) {
       const bool packed = p.form == TileForm::kPacked;
-      const TileRows a =
-          packed ? TileRows{p.a + t * p.a_stride + begin * kTileWidth, kRegister * 4, kRegister * kRegister,
-                            kRegister * kTileWidth}
-                 : TileRows{p.a + t * kTileRows * kQueryBlock / kSlot + begin, kQueryBlock / kSlot * 4,
-                            kRegister * kQueryBlock / kSlot, kRegister};
+      const TileRows a = packed ? TileRows{p.a + t * p.a_stride + begin * kTileWidth, kRegister * 4,
+                                           kRegister * kRegister, kRegister * kTileWidth}
+                                : TileRows{p.a + t * kTileRows * p.a_stride + begin, p.a_stride * 4,
+                                           kRegister * p.a_stride, kRegister};
       float* const c = p.c + t * kTileRows * p.c_stride;
       const int64_t rows = p.m - t * kTileRows;
       const bool add = p.add || begin > 0;

@@ -8,8 +8,8 @@
 #include <utility>
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma"))), \
-                             apply_to = function)
+#pragma clang attribute push( \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma"))), apply_to = function)
 #else
 // GCC 12 takes the deliberately undefined operand inside its own intrinsics for a mistake.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -19,7 +19,7 @@
 #endif
 #define TRAINER_ISA avx512_bf16
 #define TRAINER_VECTOR_WIDTH 16
-#define TRAINER_BF16_PAIRS 1
+#define TRAINER_BF16 1
 #include "cpu/tile_softmax.h"
 #if defined(__clang__)
 #pragma clang attribute pop

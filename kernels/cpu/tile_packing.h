@@ -1,5 +1,5 @@
-// Packing of operands for the tiles (tile_table.h) of the instruction level being compiled. With
-// TRAINER_BF16_PAIRS slots are pairs of bf16.
+// Packing of operands for the tiles (tile_table.h) of the instruction level being compiled. Where it has
+// bf16 instructions (TRAINER_BF16) slots are pairs of bf16.
 #pragma once
 
 #include <utility>
@@ -31,21 +31,20 @@ inline void transpose(Floats (&rows)[kWidth]) {
   if constexpr (kDistance > 1) transpose<kDistance / 2>(rows);
 }
 
-#if TRAINER_BF16_PAIRS
+#if TRAINER_BF16
 
 constexpr int kSlot = 2;
 
 // The first `count` of a vector's elements, for masked loads.
-inline uint32_t first_of(int64_t count) {
-  return count >= 32 ? ~0u : (1u << (count > 0 ? count : 0)) - 1u;
-}
+inline uint32_t first_of(int64_t count) { return count >= 32 ? ~0u : (1u << (count > 0 ? count : 0)) - 1u; }
 
 // kWidth slots of a row that has `count` more elements; 0 beyond them.
 inline Floats load_slots(const uint16_t* from, int64_t count) {
   return reinterpret_cast<Floats>(_mm512_maskz_loadu_epi16(first_of(count), from));
 }
 
-// Slots of up to kWidth rows that are neighbours in memory: `low` and `high` are their next two elements of k.
+// Slots of up to kWidth rows that are neighbours in memory: `low` and `high` are their next two elements of
+// k.
 inline Floats interleave(const uint16_t* low, const uint16_t* high, bool both, __mmask16 rows) {
   const auto words = [&](const uint16_t* from) {
     return reinterpret_cast<Words>(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(rows, from)));
@@ -84,8 +83,7 @@ inline void pack_slots(const TilePacking& p, int64_t multiple) {
         slots_of_rows(block, from + row * p.row_stride + 2 * slot, p.row_stride, rows, p.k - 2 * slot);
       }
       const int64_t count = slots - slot < kWidth ? slots - slot : kWidth;
-      for (int64_t i = 0; i < count; ++i)
-        store(p.to + (slot + i) * p.to_stride + row, block[i], All{});
+      for (int64_t i = 0; i < count; ++i) store(p.to + (slot + i) * p.to_stride + row, block[i], All{});
     }
   }
 }

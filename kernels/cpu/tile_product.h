@@ -14,9 +14,11 @@ constexpr int kPanel = 2 * kWidth;
 // Where a tile of keys begins, pairs begin.
 constexpr bool kEven = kSlot == 1;
 constexpr int64_t kSlots = 1;
+constexpr bool kAnyRows = false;
 constexpr int64_t kTaskBytes = 256 << 10;
+constexpr void (*kBegin)() = nullptr, (*kEnd)() = nullptr;
 
-#if TRAINER_BF16_PAIRS
+#if TRAINER_BF16
 inline void pack_a(const TilePacking& p) { pack_slots(p, kSlots); }
 inline void pack_b(const TilePacking& p) { pack_slots(p, kSlots); }
 #else
@@ -24,7 +26,7 @@ inline void pack_a(const TilePacking& p) { pack(p); }
 inline void pack_b(const TilePacking& p) { pack(p); }
 #endif
 
-#if TRAINER_BF16_PAIRS
+#if TRAINER_BF16
 
 // sum + the slot *a times each slot of b.
 inline Floats multiply_slot(const float* a, Floats b, Floats sum) {
@@ -71,8 +73,8 @@ inline void multiply_row(Floats (&sum)[2], const float* a, Floats left, Floats r
 #endif
 
 template <TileForm kForm, size_t... kRow>
-inline void multiply_rows(const TileProduct& p, float* c, const float* a, const char* next,
-                          int64_t next_step, std::index_sequence<kRow...>) {
+inline void multiply_rows(const TileProduct& p, float* c, const float* a, const char* next, int64_t next_step,
+                          std::index_sequence<kRow...>) {
   constexpr bool kPacked = kForm == TileForm::kPacked;
   constexpr int64_t kRowStride = kPacked ? 1 : kQueryBlock / kSlot, kStep = kPacked ? kTileWidth : 1;
   const int64_t c_stride = p.c_stride, b_stride = p.b_stride;
@@ -98,8 +100,8 @@ inline void multiply_rows(const TileProduct& p, float* c, const float* a, const 
 
 // Out of line: a tile of full height uses every register.
 template <TileForm kForm, int kHeight>
-__attribute__((noinline)) void multiply_tile(const TileProduct& p, float* c, const float* a,
-                                             const char* next, int64_t next_step) {
+__attribute__((noinline)) void multiply_tile(const TileProduct& p, float* c, const float* a, const char* next,
+                                             int64_t next_step) {
   multiply_rows<kForm>(p, c, a, next, next_step, std::make_index_sequence<kHeight>());
 }
 

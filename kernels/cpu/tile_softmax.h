@@ -15,6 +15,26 @@ namespace trainer::TRAINER_ISA {
 // e^x, 0 where it would be denormal: arithmetic on denormals is slow and these are terms of a sum near 1.
 inline Floats weight_of(Floats x) { return x < -87.0f ? Floats{} : exponential(x); }
 
+// The same for weights of attention, x at most about 0. Those that will be rounded to bf16 need no more than
+// a relative error of 3e-6.
+inline Floats attention_weight(Floats x) {
+#if TRAINER_BF16
+  constexpr float kRound = 0x1.8p23f, kLog2E = 0x1.715476p0f, kLn2 = 0x1.62e43p-1f;
+  const __mmask16 normal = _mm512_cmp_ps_mask(x, broadcast(-87.0f), _CMP_NLT_UQ);
+  const Floats shifted = multiply_add(x, broadcast(kLog2E), broadcast(kRound));
+  const Floats n = shifted - kRound;
+  const Floats r = multiply_add(n, broadcast(-kLn2), x);
+  Floats p = broadcast(0.041513856f);
+  p = multiply_add(p, r, broadcast(0.16787476f));
+  p = multiply_add(p, r, broadcast(0.50003014f));
+  p = multiply_add(p, r, broadcast(0.99996683f));
+  p = multiply_add(p, r, broadcast(1.0f));
+  return _mm512_maskz_scalef_ps(normal, p, n);
+#else
+  return weight_of(x);
+#endif
+}
+
 inline Integers load_integers(const int32_t* from) { return load_raw<Integers>(from, All{}); }
 
 // Vectors of queries that one pass over the keys handles together.
@@ -43,7 +63,7 @@ struct GroupMask {
 // A group of weights or slopes of kSlot keys, from `key` on, as operands of products.
 using GroupValues = Floats[kSlot][kGroup];
 
-#if TRAINER_BF16_PAIRS
+#if TRAINER_BF16
 
 // Two vectors, rounded to bf16: `low` in the lower half.
 inline __m512i round_pair(Floats low, Floats high) {
@@ -61,8 +81,8 @@ inline void store_rows(const ScoreOperand& to, int64_t key, int64_t keys, int64_
 }
 
 inline void store_columns(const ScoreOperand& to, int64_t key, int64_t query, const GroupValues& values) {
-  static constexpr uint16_t kInterleaved[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                8,  24, 9,  25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  static constexpr uint16_t kInterleaved[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   const __m512i interleaved = _mm512_loadu_si512(kInterleaved);
   for (int g = 0; g < kGroup; ++g) {
     const __m512i both = round_pair(values[0][g], values[1][g]);
@@ -74,8 +94,7 @@ inline void store_columns(const ScoreOperand& to, int64_t key, int64_t query, co
 #else
 
 inline void store_group(float* to, int64_t key, int64_t query, const GroupValues& values) {
-  for (int g = 0; g < kGroup; ++g)
-    store(to + key * kQueryBlock + query + g * kWidth, values[0][g], All{});
+  for (int g = 0; g < kGroup; ++g) store(to + key * kQueryBlock + query + g * kWidth, values[0][g], All{});
 }
 inline void store_rows(const ScoreOperand& to, int64_t key, int64_t, int64_t query,
                        const GroupValues& values) {
@@ -122,7 +141,7 @@ inline bool softmax_step_group(float* scores, int64_t keys, const ScoreMask& mas
       const float* row = scores + (key + s) * kQueryBlock + query;
       for (int g = 0; g < kGroup; ++g) {
         weight[s][g] =
-            weight_of(multiply_add(load(row + g * kWidth, All{}), broadcast(scale), -top[g]));
+            attention_weight(multiply_add(load(row + g * kWidth, All{}), broadcast(scale), -top[g]));
         sum[g] += weight[s][g];
       }
     }
@@ -168,7 +187,7 @@ inline void softmax_slopes_group(float* scores, float* slopes, int64_t keys, con
       const float* slope_row = slopes + (key + s) * kQueryBlock + query;
       for (int g = 0; g < kGroup; ++g) {
         const Floats score = multiply_add(load(row + g * kWidth, All{}), broadcast(scale), shift[g]);
-        weight[s][g] = seen.select(g, key + s, weight_of(score), Floats{});
+        weight[s][g] = seen.select(g, key + s, attention_weight(score), Floats{});
         const Floats slope = weight[s][g] * (load(slope_row + g * kWidth, All{}) - mean[g]);
         change[s][g] = seen.select(g, key + s, slope, Floats{});
       }
@@ -209,7 +228,8 @@ inline void store_transposed(Ref y, int64_t y_stride, const float* x, const floa
         for (int i = 0; i < kWidth; ++i)
           block[i] = row + i < rows ? load(x + (row + i) * kQueryBlock + q, All{}) * scale : Floats{};
         transpose(block);
-        for (int i = 0; i < kWidth && q + i < columns; ++i) store(to + (q + i) * y_stride + row, block[i], lanes);
+        for (int i = 0; i < kWidth && q + i < columns; ++i)
+          store(to + (q + i) * y_stride + row, block[i], lanes);
       });
     }
   });
@@ -218,13 +238,6 @@ inline void store_transposed(Ref y, int64_t y_stride, const float* x, const floa
 inline void add_scaled(float* y, const float* x, float scale, int64_t count) {
   for_vectors(0, count, [&](int64_t i, auto lanes) {
     store(y + i, multiply_add(load(x + i, lanes), broadcast(scale), load(y + i, lanes)), lanes);
-  });
-}
-
-inline void store_values(Ref y, const float* x, int64_t count) {
-  with_type(y.dtype, [&](auto* type) {
-    auto* to = elements<std::remove_pointer_t<decltype(type)>>(y);
-    for_vectors(0, count, [&](int64_t i, auto lanes) { store(to + i, load(x + i, lanes), lanes); });
   });
 }
 
@@ -260,26 +273,27 @@ inline float largest(const float* x, int64_t count) {
   return result;
 }
 
-inline double sum_exponentials(const float* x, float shift, int64_t count) {
+inline double exponentials(float* x, float shift, int64_t count) {
   constexpr int64_t kBlock = 4096;
   double total = 0.0;
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     float sums[1];
-    const float* from = x + begin;
+    float* const at = x + begin;
     sum_vectors<1>(count - begin < kBlock ? count - begin : kBlock, sums,
                    [&](int64_t i, auto lanes, Floats* sum) {
-                     sum[0] += weight_of(load_or(from + i, -__builtin_inff(), lanes) - shift);
+                     const Floats weight = weight_of(load_or(at + i, -__builtin_inff(), lanes) - shift);
+                     store(at + i, weight, lanes);
+                     sum[0] += weight;
                    });
     total += sums[0];
   }
   return total;
 }
 
-inline void exponentials(Ref y, const float* x, float shift, int64_t count) {
+inline void scale_values(Ref y, const float* x, float scale, int64_t count) {
   with_type(y.dtype, [&](auto* type) {
     auto* to = elements<std::remove_pointer_t<decltype(type)>>(y);
-    for_vectors(0, count,
-                [&](int64_t i, auto lanes) { store(to + i, weight_of(load(x + i, lanes) - shift), lanes); });
+    for_vectors(0, count, [&](int64_t i, auto lanes) { store(to + i, load(x + i, lanes) * scale, lanes); });
   });
 }
 
@@ -288,8 +302,11 @@ constexpr TileTable kTileTable = {.tile_rows = kTileRows,
                                   .panel = kPanel,
                                   .slot = kSlot,
                                   .slots = kSlots,
+                                  .any_rows = kAnyRows,
                                   .even = kEven,
                                   .task_bytes = kTaskBytes,
+                                  .begin = kBegin,
+                                  .end = kEnd,
                                   .pack_a = pack_a,
                                   .pack_b = pack_b,
                                   .multiply = multiply,
@@ -299,10 +316,9 @@ constexpr TileTable kTileTable = {.tile_rows = kTileRows,
                                   .scale_columns = scale_columns,
                                   .store_transposed = store_transposed,
                                   .add_scaled = add_scaled,
-                                  .store = store_values,
                                   .dot = dot,
                                   .largest = largest,
-                                  .sum_exponentials = sum_exponentials,
-                                  .exponentials = exponentials};
+                                  .exponentials = exponentials,
+                                  .scale = scale_values};
 
 }  // namespace trainer::TRAINER_ISA

@@ -1,6 +1,6 @@
 // The single-threaded building blocks of matrix products, attention and the classifier, one table per
-// instruction level. Accumulators, scores and sums are fp32. A packed operand consists of slots of four bytes:
-// one fp32 of k (bf16 is widened, exactly, while it is packed) or, for processors that multiply bf16
+// instruction level. Accumulators, scores and sums are fp32. A packed operand consists of slots of four
+// bytes: one fp32 of k (bf16 is widened, exactly, while it is packed) or, for processors that multiply bf16
 // themselves, two bf16 that are neighbours in k. Results are rounded when they are finished.
 //
 // A product C[m, panel] = A[m, k] B[k, panel] is computed in register tiles; tile t has the rows
@@ -23,7 +23,7 @@ constexpr float kNoScore = -1e30f;
 
 enum class TileForm : uint8_t {
   kPacked,  // tile t at a + t a_stride, as TileTable::pack_a leaves it
-  kRows,    // the slot (row, kk) of the whole A at a[row kQueryBlock / slot + kk]
+  kRows,    // the slot (row, kk) of the whole A at a[row a_stride + kk]
 };
 
 // A product of packed operands. k counts slots, a multiple of TileTable::slots.
@@ -32,7 +32,7 @@ struct TileProduct {
   int64_t c_stride;
   const float* a;
   TileForm form;
-  int64_t a_stride;  // kPacked only
+  int64_t a_stride;  // of kRows kQueryBlock / slot, unless TileTable::any_rows
   const float* b;    // slot (kk, column) at b[kk b_stride + column]
   int64_t b_stride;
   int64_t m, k;
@@ -43,8 +43,8 @@ struct TileProduct {
   const float* next_b;
 };
 
-// Packs from[row row_stride + kk k_stride], row < rows, kk < k, for one tile of A or some columns of B. One of
-// the strides of `from` is 1; a k_stride is at least `rows`; width is a multiple of the tile's width. Rows
+// Packs from[row row_stride + kk k_stride], row < rows, kk < k, for one tile of A or some columns of B. One
+// of the strides of `from` is 1; a k_stride is at least `rows`; width is a multiple of the tile's width. Rows
 // [rows, width) of `to` hold anything but what no operand could hold; the slots that fill up k to a multiple
 // of TileTable::slots hold 0.
 struct TilePacking {
@@ -83,7 +83,8 @@ struct TileTable {
   int64_t panel;       // columns of a tile, slots of a packed panel of B per slot of k
   int64_t slot;        // elements of k in a slot
   int64_t slots;       // the k of a product, in slots, is a multiple of this
-  bool even;           // m is shared out evenly between its tiles; else all but the last have tile_rows
+  bool any_rows;  // products take any matrix of whole tiles with contiguous k as it lies, in the form kRows
+  bool even;      // m is shared out evenly between its tiles; else all but the last have tile_rows
   int64_t task_bytes;  // of packed A that stay in the second-level cache while panels of B pass by
 
   int64_t tiles_of(int64_t m) const { return (m + tile_rows - 1) / tile_rows; }
@@ -93,6 +94,9 @@ struct TileTable {
   // Slots that hold k elements.
   int64_t slots_of(int64_t k) const { return (k + slot * slots - 1) / (slot * slots) * slots; }
 
+  // Around all calls of multiply on a thread; null: nothing to do.
+  void (*begin)();
+  void (*end)();
   void (*pack_a)(const TilePacking& p);
   void (*pack_b)(const TilePacking& p);
   void (*multiply)(const TileProduct& p);
@@ -116,15 +120,30 @@ struct TileTable {
                            int64_t columns);
   // y += scale x.
   void (*add_scaled)(float* y, const float* x, float scale, int64_t count);
-  // y = x, rounded to y's dtype.
-  void (*store)(Ref y, const float* x, int64_t count);
   float (*dot)(ConstRef a, ConstRef b, int64_t count);
 
   float (*largest)(const float* x, int64_t count);
-  // The sum of exp(x[i] - shift): fp32 in blocks, the blocks in double.
-  double (*sum_exponentials)(const float* x, float shift, int64_t count);
-  // y[i] = exp(x[i] - shift), rounded to y's dtype; y may begin where x does.
-  void (*exponentials)(Ref y, const float* x, float shift, int64_t count);
+  // x[i] becomes exp(x[i] - shift), 0 where that would be denormal; returns the sum: fp32 in blocks, the
+  // blocks in double.
+  double (*exponentials)(float* x, float shift, int64_t count);
+  // y[i] = scale x[i], rounded to y's dtype; y may begin where x does.
+  void (*scale)(Ref y, const float* x, float scale, int64_t count);
+};
+
+// While it lives, its thread may multiply.
+class UseOfTiles {
+ public:
+  explicit UseOfTiles(const TileTable& tiles) : tiles_(tiles) {
+    if (tiles_.begin) tiles_.begin();
+  }
+  ~UseOfTiles() {
+    if (tiles_.end) tiles_.end();
+  }
+  UseOfTiles(const UseOfTiles&) = delete;
+  UseOfTiles& operator=(const UseOfTiles&) = delete;
+
+ private:
+  const TileTable& tiles_;
 };
 
 // Multiplies operands of any dtype.

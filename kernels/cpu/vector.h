@@ -1,8 +1,9 @@
 // A vector of floats of the instruction level being compiled, and the loops over it. Included only by a
 // translation unit that has chosen its level (vector_plain.cc, vector_avx2.cc, vector_avx512.cc and their
 // like): that unit defines TRAINER_ISA (the namespace that keeps the levels' functions apart) and
-// TRAINER_VECTOR_WIDTH (floats), and includes the standard headers before it raises the target, so that no
-// function shared with other units is compiled for a processor that may not be there.
+// TRAINER_VECTOR_WIDTH (floats), TRAINER_BF16 if the level has bf16 instructions, and includes the standard
+// headers before it raises the target, so that no function shared with other units is compiled for a
+// processor that may not be there.
 #pragma once
 
 #include <cstdint>
@@ -106,7 +107,7 @@ inline Floats widen(HalfWords bits) {
 }
 
 // Round to nearest, ties to even; NaN stays NaN.
-inline HalfWords narrow(Floats values) {
+inline HalfWords narrow_exactly(Floats values) {
   const Words bits = as_words(values);
   const Words rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
   const Words quiet = (bits >> 16) | 0x40u;
@@ -119,6 +120,15 @@ inline HalfWords narrow(Floats values) {
   return reinterpret_cast<HalfWords>(_mm256_castsi256_si128(packed));
 #else
   return __builtin_convertvector(result, HalfWords);
+#endif
+}
+
+// The same, but bf16 instructions, where the level has them, make 0 of what is denormal.
+inline HalfWords narrow(Floats values) {
+#if TRAINER_BF16
+  return reinterpret_cast<HalfWords>(_mm512_cvtneps_pbh(values));
+#else
+  return narrow_exactly(values);
 #endif
 }
 
@@ -170,6 +180,16 @@ inline void store(float* to, Floats values, Lanes lanes) {
 template <class Lanes>
 inline void store(uint16_t* to, Floats values, Lanes lanes) {
   store_raw(to, narrow(values), lanes);
+}
+
+// Weights: they must not depend on which operation rounded them.
+template <class Lanes>
+inline void store_exactly(float* to, Floats values, Lanes lanes) {
+  store_raw(to, values, lanes);
+}
+template <class Lanes>
+inline void store_exactly(uint16_t* to, Floats values, Lanes lanes) {
+  store_raw(to, narrow_exactly(values), lanes);
 }
 
 // body(i, lanes) for each vector of [begin, end).

@@ -113,7 +113,7 @@ inline void adamw(const AdamW& a, const AdamWFactors& f, int64_t begin, int64_t 
       store(a.moment1 + i, moment1, lanes);
       store(a.moment2 + i, moment2, lanes);
       store(a.master + i, master, lanes);
-      if (refresh) store(elements<T>(a.working) + i, master, lanes);
+      if (refresh) store_exactly(elements<T>(a.working) + i, master, lanes);
     });
   });
 }
@@ -152,7 +152,7 @@ inline void convert(Ref to, ConstRef from, int64_t count) {
   with_type(from.dtype, [&]<class From>(From*) {
     with_type(to.dtype, [&]<class To>(To*) {
       for_vectors(0, count, [&](int64_t i, auto lanes) {
-        store(elements<To>(to) + i, load(elements<From>(from) + i, lanes), lanes);
+        store_exactly(elements<To>(to) + i, load(elements<From>(from) + i, lanes), lanes);
       });
     });
   });

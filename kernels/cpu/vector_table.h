@@ -53,7 +53,7 @@ struct VectorTable {
 };
 
 // One per level; those of levels above kPlain exist on x86-64 only.
-extern const VectorTable plain_table, avx2_table, avx512_table;
+extern const VectorTable plain_table, avx2_table, avx512_table, avx512_bf16_table;
 
 const VectorTable& vector_table(Isa isa);
 

@@ -51,21 +51,31 @@ std::vector<CheckedPlan> check_profile(const MachineProfiler& profiler, Communic
     for (size_t g = 0; g < groups.size(); ++g) {
       // Each round begins with another group, and each group with another plan.
       const auto& group = groups[(g + static_cast<size_t>(round)) % groups.size()];
-      MachineProfile profile = links;
-      profiler.measure_layers(subjects[group.front()], profile);
-      const Platform platform = to_platform(profile);
+      const auto measure_platform = [&] {
+        MachineProfile profile = links;
+        profiler.measure_layers(subjects[group.front()], profile);
+        return to_platform(profile);
+      };
+      // A machine that shares its cores changes its pace from one second to the next: a plan is predicted
+      // from what stands right before it and right after it.
+      Platform before = measure_platform();
       for (size_t k = 0; k < group.size(); ++k) {
         const size_t i = group[(k + static_cast<size_t>(round)) % group.size()];
         AblationResult result;
         result.variant.config = subjects[i].config;
         run_variant(data[i], world, steps, result);
-        if (world.rank() != 0) continue;
-        plans[i].measured_seconds.push_back(result.rounds.front().step_seconds);
-        plans[i].predicted_seconds.push_back(
-            predict_step(planned_problem(subjects[i].config, subjects[i].model, world.size()), platform)
-                .step.step_seconds);
-        log_info("round {} of {}: {}: measured {:.1f} ms a step, predicted {:.1f}", round + 1, rounds,
-                 files[i], 1e3 * plans[i].measured_seconds.back(), 1e3 * plans[i].predicted_seconds.back());
+        Platform after = measure_platform();
+        if (world.rank() == 0) {
+          const Problem problem = planned_problem(subjects[i].config, subjects[i].model, world.size());
+          const auto predicted = [&](const Platform& platform) {
+            return predict_step(problem, platform).step.step_seconds;
+          };
+          plans[i].measured_seconds.push_back(result.rounds.front().step_seconds);
+          plans[i].predicted_seconds.push_back((predicted(before) + predicted(after)) / 2);
+          log_info("round {} of {}: {}: measured {:.1f} ms a step, predicted {:.1f}", round + 1, rounds,
+                   files[i], 1e3 * plans[i].measured_seconds.back(), 1e3 * plans[i].predicted_seconds.back());
+        }
+        before = std::move(after);
       }
     }
   }

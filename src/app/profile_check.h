@@ -20,8 +20,8 @@ struct CheckedPlan {
 };
 
 // `data` as open_training gave it for the config of each plan, resolved in `subjects`. In each round the
-// links are measured, then, by micro-batch size and precision, the layers, and behind them the plans of that
-// size. Collective; the result counts on rank 0 only.
+// links are measured, then, by micro-batch size and precision, the plans of that size, and the layers before
+// and after each of them. Collective; the result counts on rank 0 only.
 std::vector<CheckedPlan> check_profile(const MachineProfiler& profiler, Communicator& world,
                                        const std::vector<std::string>& files,
                                        const std::vector<ProfileSubject>& subjects,

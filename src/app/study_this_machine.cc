@@ -106,9 +106,10 @@ Study this_machine_study(int rounds) {
   study.title = "This machine: predicted and measured steps";
   study.assumptions.push_back(fmt::format(
       "'Published' is the measured step, the median over {} rounds; each counts the median of its steps. A "
-      "profile of the layers of that micro-batch stands before the plans of each round. The error is the "
-      "median over the rounds of predicted over measured, so that a machine that changes its pace changes "
-      "both; 'ours' is the measured step with that error.",
+      "plan is predicted from profiles of its layers right before and right after each of its runs. The "
+      "error "
+      "is the median over the rounds of predicted over measured, so that a machine that changes its pace "
+      "changes both; 'ours' is the measured step with that error.",
       rounds));
   std::vector<Setting> possible;
   for (Setting& setting : settings()) {

@@ -19,6 +19,8 @@ expect() { # EXIT-CODE TEXT COMMAND...
 expect 0 train "$trainer" --help
 expect 0 usage "$trainer" train --help
 expect 2 . "$trainer" no-such-command
+TRAINER_MAX_ISA=plain expect 0 "host (plain)" "$trainer" version
+TRAINER_MAX_ISA=mmx expect 2 "TRAINER_MAX_ISA.*'mmx'.*plain, avx2" "$trainer" version
 make_data
 make_config 2
 expect 2 "no-such.json" "$trainer" train no-such.json

@@ -69,8 +69,8 @@ inline std::string op_case_name(const ::testing::TestParamInfo<OpCase>& info) {
 inline void PrintTo(const OpCase& c, std::ostream* out) { *out << c.backend.name << " " << name_of(c.dtype); }
 
 // Largest relative deviation from the reference. A result in bf16 may be one unit in the last place off
-// (2^-7). Instructions that multiply bf16 take operands in bf16: there the weights and slopes of attention are
-// rounded on their way.
+// (2^-7). Instructions that multiply bf16 take operands in bf16: there the weights and slopes of attention
+// are rounded on their way.
 struct Tolerance {
   double f32, bf16, in_bf16 = bf16;
   double of(DType dtype) const { return dtype == DType::kF32 ? f32 : bf16; }

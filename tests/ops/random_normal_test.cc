@@ -15,8 +15,7 @@ uint32_t bits(float value) { return std::bit_cast<uint32_t>(value); }
 TEST(RandomNormal, EveryLevelGivesThePlainBitsOrDoubtsThem) {
   const Philox random(0x123456789ABCDEF0);
   int64_t doubts = 0, numbers = 0;
-  for (const Isa isa : {Isa::kPlain, Isa::kAvx2, Isa::kAvx512}) {
-    if (isa > best_isa()) continue;
+  for (const Isa isa : available_isas()) {
     // From small counters, and across the carry into the counter's upper word.
     for (const uint64_t first : {uint64_t{0}, (uint64_t{1} << 32) - 100}) {
       for (uint64_t counter = first; counter < first + 400'000; counter += kNormalPairs) {

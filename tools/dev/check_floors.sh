@@ -115,7 +115,7 @@ scratch_tree() {
   cat >"$1/src/CMakeLists.txt" <<'TREE'
 trainer_floor(base SOURCES ${a} DEPENDS fmt::fmt)
 trainer_floor(ops SOURCES ${b}
-  DEPENDS trainer_base PRIVATE DNNL::dnnl)
+  DEPENDS trainer_base PRIVATE OpenMP::OpenMP_CXX)
 trainer_floor(dsp SOURCES ${e} DEPENDS trainer_base)
 trainer_floor(comm SOURCES ${c} DEPENDS trainer_base PRIVATE MPI::MPI_CXX)
 trainer_floor(app SOURCES ${d} DEPENDS trainer_ops trainer_comm)
