@@ -108,16 +108,16 @@ Json measure(const TrainStepArguments& a) {
   if (pipeline) {
     const double micro_batches =
         static_cast<double>(a.config.training.global_batch_size / a.config.training.micro_batch_size);
-    const double bubble = micro_batches / (micro_batches + a.ranks - 1);  // ideal: what it leaves of a step
-    const double even = evenness(events);
+    const double no_bubble = micro_batches / (micro_batches + a.ranks - 1);
+    const double ideal = ideal_pipeline(events, micro_batches);
     const double one_rank = tokens / median(single_seconds), ratio = tokens / seconds / one_rank;
     r["pipeline"] = {{"ranks", a.ranks},
                      {"micro_batches", micro_batches},
                      {"single_rank_tokens_per_second", one_rank},
-                     {"mean_stage_over_longest", even},
+                     {"ideal_ratio", ideal},
                      {"ratio_to_single_rank", ratio},
-                     {"ratio_to_single_rank_without_bubble", ratio / bubble},
-                     {"ratio_to_ideal", ratio / bubble / even}};
+                     {"ratio_to_single_rank_without_bubble", ratio / no_bubble},
+                     {"ratio_to_ideal", ratio / ideal}};
   }
   return r;
 }
@@ -176,12 +176,11 @@ void print(const Json& r) {
   const auto percent = [&](const char* key) { return 100 * p[key].get<double>(); };
   fmt::print(
       "\npipeline of {} ranks of one thread: {:.1f} tokens/s; one rank of {} threads: {:.1f}\n"
-      "of one rank: {:.1f} %; without the ideal bubble {:.1f} %; and without what makes the longest stage "
-      "longer "
-      "than the mean {:.1f} %\n",
+      "of one rank: {:.1f} %, without the bubble of even stages {:.1f} %\n"
+      "possible with these stages and their bubble: {:.1f} %; of that {:.1f} %\n",
       p["ranks"].get<int>(), number("tokens_per_second"), r["threads"].get<int>(),
       p["single_rank_tokens_per_second"].get<double>(), percent("ratio_to_single_rank"),
-      percent("ratio_to_single_rank_without_bubble"), percent("ratio_to_ideal"));
+      percent("ratio_to_single_rank_without_bubble"), percent("ideal_ratio"), percent("ratio_to_ideal"));
 }
 
 }  // namespace

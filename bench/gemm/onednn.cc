@@ -26,7 +26,11 @@ class DnnlProduct {
     };
     const auto a_shape = describe(a, rows, depth), b_shape = describe(b, depth, columns),
                c_shape = describe(c, rows, columns);
+#if DNNL_VERSION_MAJOR >= 3
+    const dnnl::matmul::primitive_desc description(engine_, a_shape, b_shape, c_shape);
+#else
     const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a_shape, b_shape, c_shape), engine_);
+#endif
     primitive_ = dnnl::matmul(description);
     arguments_ = {{DNNL_ARG_SRC, dnnl::memory(a_shape, engine_, a.data)},
                   {DNNL_ARG_WEIGHTS, dnnl::memory(b_shape, engine_, b.data)},

@@ -16,7 +16,7 @@ BenchBackend host_backend(int threads) {
   backend.device = std::shared_ptr<Device>(std::shared_ptr<Device>(), &host_device());
   backend.kernels = make_host_kernels(threads);
   backend.ceiling_kernels = make_host_kernels(threads);
-  backend.multiplies_bf16 = best_isa() >= Isa::kAvx512Bf16;
+  backend.multiplies_bf16 = multiplies_bf16(best_isa());
   return backend;
 }
 

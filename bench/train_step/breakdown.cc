@@ -28,7 +28,7 @@ Json task_breakdown(const RankEvents& ranks, int layers, int steps) {
   return list;
 }
 
-double evenness(const RankEvents& ranks) {
+double ideal_pipeline(const RankEvents& ranks, double micro_batches) {
   double sum = 0, longest = 0;
   for (const auto& events : ranks) {
     double busy = 0;
@@ -37,7 +37,9 @@ double evenness(const RankEvents& ranks) {
     sum += busy;
     longest = std::max(longest, busy);
   }
-  return longest > 0 ? sum / static_cast<double>(ranks.size()) / longest : 1;
+  if (longest <= 0) return 1;
+  const double mean = sum / static_cast<double>(ranks.size());
+  return mean / (longest + (sum - longest) / micro_batches);
 }
 
 Json program_overhead(const std::vector<TimelineEvent>& events, const std::vector<double>& other_seconds,

@@ -6,17 +6,16 @@
 #include "runtime/stage_runtime.h"
 #include "support/kernel_meter.h"
 #include "support/program.h"
+#include "train_step/grid.h"
 
 namespace trainer {
-
-// Events by rank.
-using RankEvents = std::vector<std::vector<TimelineEvent>>;
 
 // Seconds of one step and rank by kind of task and part of the model, the longest first.
 Json task_breakdown(const RankEvents& ranks, int layers, int steps);
 
-// The mean over the ranks of the time in which they compute, over the longest.
-double evenness(const RankEvents& ranks);
+// What a pipeline of these ranks could reach of the rate of an even one without a bubble: the slowest
+// computes its micro-batches one after the other, and the others fill and drain.
+double ideal_pipeline(const RankEvents& ranks, double micro_batches);
 
 // What the program around the tasks takes: time in which the compute lane runs none, though one rank never
 // waits, and processor time of the program's other lanes, whose threads live for a step. Medians over the

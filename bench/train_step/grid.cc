@@ -107,8 +107,8 @@ double Grid::run_step() {
   return seconds;
 }
 
-std::vector<std::vector<TimelineEvent>> Grid::take_events() {
-  std::vector<std::vector<TimelineEvent>> events;
+RankEvents Grid::take_events() {
+  RankEvents events;
   for (const auto& rank : ranks_) events.push_back(rank->take_timeline().events);
   return events;
 }

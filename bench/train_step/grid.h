@@ -12,6 +12,9 @@
 
 namespace trainer {
 
+// By rank.
+using RankEvents = std::vector<std::vector<TimelineEvent>>;
+
 // The same tokens in every step.
 class RandomInputs : public StepInputs {
  public:
@@ -39,8 +42,7 @@ class Grid {
   std::string describe() const { return ranks_.front()->describe_plan(); }
   // Processor time in each step of threads that it started: neither this one nor those of the kernels.
   const std::vector<double>& other_seconds() const { return other_seconds_; }
-  // By rank.
-  std::vector<std::vector<TimelineEvent>> take_events();
+  RankEvents take_events();
   // What the kernels of all ranks did in the timed steps together.
   KernelRecord kernels() const;
 

@@ -11,7 +11,7 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "cpu/gemm_state.h"
+#include "cpu/host_kernels.h"
 
 namespace trainer {
 namespace {
@@ -45,9 +45,11 @@ class Scratch {
     factor = take(kQueryBlock);
     // In pairs, operands made of scores have memory of their own.
     const auto operand = [&](float* of, bool rows) {
-      if (tiles.slot == 1) return ScoreOperand{of, of};
-      return ScoreOperand{rows ? take(kKeyBlock * kQueryBlock / tiles.slot) : nullptr,
-                          take(key_slots * kQueryBlock)};
+      if (tiles.slot_elements == 1) return ScoreOperand{of, of};
+      return ScoreOperand{
+          rows ? take(tiles.tiles_of(kKeyBlock) * tiles.tile_rows * kQueryBlock / tiles.slot_elements)
+               : nullptr,
+          take(key_slots * kQueryBlock)};
     };
     if (!backward) {
       value_columns = take(packed_columns);
@@ -186,8 +188,9 @@ class Head {
   // Slots of [queries, columns] from the span's queries, k = queries, block by block.
   void pack_queries(float* to, ConstRef from, int64_t stride) const {
     for (int64_t query = 0; query < query_count_; query += kQueryBlock) {
-      tiles_.pack_b({to + query / tiles_.slot * w_.columns, w_.columns, w_.columns, from.at(query * stride),
-                     1, stride, s_.head_dim, std::min(kQueryBlock, query_count_ - query)});
+      tiles_.pack_b({to + query / tiles_.slot_elements * w_.columns, w_.columns, w_.columns,
+                     from.at(query * stride), 1, stride, s_.head_dim,
+                     std::min(kQueryBlock, query_count_ - query)});
     }
   }
   // [panel][head_slots, panel] from the span's queries.
@@ -310,7 +313,7 @@ class Head {
     for (int64_t q = 0; q < block_count_; q += tiles_.panel) {
       tiles_.multiply({.c = sums + q,
                        .c_stride = kQueryBlock,
-                       .a = columns + block_key_ / tiles_.slot * tiles_.tile_width,
+                       .a = columns + block_key_ / tiles_.slot_elements * tiles_.tile_width,
                        .form = TileForm::kPacked,
                        .a_stride = w_.key_slots * tiles_.tile_width,
                        .b = b.columns + q,
@@ -330,7 +333,7 @@ class Head {
                        .c_stride = w_.columns,
                        .a = a.rows,
                        .form = TileForm::kRows,
-                       .a_stride = kQueryBlock / tiles_.slot,
+                       .a_stride = kQueryBlock / tiles_.slot_elements,
                        .b = b + column,
                        .b_stride = w_.columns,
                        .m = block_keys_,
@@ -358,7 +361,7 @@ class Head {
     tiles_.softmax_slopes(w_.scores, w_.slopes, block_keys_, mask_, s_.scale, w_.statistic + query,
                           w_.total + query, w_.weights, w_.changes);
     if (want_keys) {
-      const int64_t slots = query / tiles_.slot * w_.columns;
+      const int64_t slots = query / tiles_.slot_elements * w_.columns;
       multiply_rows(w_.dvalues, w_.weights, w_.dout + slots);
       multiply_rows(w_.dkeys, w_.changes, w_.queries + slots);
     }
@@ -383,6 +386,7 @@ int64_t scratch_floats(const TileTable& tiles, int64_t head_dim) {
 }
 
 void check(const AttentionShape& s) {
+  require(s.scale > 0, "attention with a scale of {}", s.scale);
   require(s.kv_heads > 0 && s.heads % s.kv_heads == 0, "attention of {} heads over {} key heads", s.heads,
           s.kv_heads);
   require(s.query_offset + s.query_length <= s.key_length && s.key_length <= s.key_rows,
@@ -394,8 +398,8 @@ void check(const AttentionShape& s) {
 
 size_t HostKernels::attention_workspace_bytes(const WorkspaceShape& shape) const {
   if (shape.head_dim == 0) return 0;
-  const TileTable* bf16_tiles = gemm_->bf16_tiles;
-  const int64_t any = scratch_floats(gemm_->tiles, shape.head_dim);
+  const TileTable* bf16_tiles = products_.bf16_tiles;
+  const int64_t any = scratch_floats(products_.tiles, shape.head_dim);
   const int64_t most = bf16_tiles ? std::max(any, scratch_floats(*bf16_tiles, shape.head_dim)) : any;
   return static_cast<size_t>(threads_ * most) * sizeof(float);
 }
@@ -403,7 +407,7 @@ size_t HostKernels::attention_workspace_bytes(const WorkspaceShape& shape) const
 void HostKernels::attention_forward(Ref out, float* log_sum_exp, ConstRef q, ConstRef k, ConstRef v,
                                     const AttentionShape& s) {
   check(s);
-  const TileTable& tiles = gemm_->tiles_for({q, k, v});
+  const TileTable& tiles = products_.tiles_for({q, k, v});
   const int64_t floats = scratch_floats(tiles, s.head_dim);
   std::byte* memory = workspace(static_cast<size_t>(threads_ * floats) * sizeof(float), "attention");
   const Operands operands{.q = q,
@@ -435,7 +439,7 @@ void HostKernels::attention_backward(Ref dq, float* dk, float* dv, ConstRef dout
                                      const float* log_sum_exp, ConstRef q, ConstRef k, ConstRef v,
                                      const AttentionShape& s) {
   check(s);
-  const TileTable& tiles = gemm_->tiles_for({q, k, v, dout});
+  const TileTable& tiles = products_.tiles_for({q, k, v, dout});
   const int64_t floats = scratch_floats(tiles, s.head_dim);
   std::byte* memory = workspace(static_cast<size_t>(threads_ * floats) * sizeof(float), "attention");
   const Operands operands{.q = q,

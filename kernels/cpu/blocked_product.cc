@@ -52,7 +52,7 @@ struct Depths {
   int64_t count() const { return parts_of(tiles.slots_of(k), kDepth); }
   // In elements. All but the last are whole slots.
   Range operator[](int64_t index) const {
-    const int64_t unit = tiles.slot * tiles.slots;
+    const int64_t unit = tiles.slot_elements * tiles.slot_multiple;
     const Range units = part(parts_of(k, unit), count(), index);
     return {units.begin * unit, std::min(k, units.end * unit)};
   }
@@ -86,8 +86,8 @@ class Block {
     panel_count_ = parts_of(columns_.size(), tiles_.panel);
     // fp32 results of whole panels are stored from the registers; others pass through a buffer.
     direct_ = p_.c.dtype == DType::kF32 && !p_.bias;
-    whole_rows_ =
-        tiles_.any_rows && p_.a_k == 1 && p_.a_row % tiles_.slot == 0 && rows_.size() % tiles_.tile_rows == 0;
+    whole_rows_ = tiles_.any_rows && p_.a_k == 1 && p_.a_row % tiles_.slot_elements == 0 &&
+                  rows_.size() % tiles_.tile_rows == 0;
   }
 
   void pack_a(Range depth) const {
@@ -95,7 +95,8 @@ class Block {
     in_strips(tile_count_, depth.size(), p_.a_k, [&](int64_t t, Range strip) {
       const Range own = tile_rows({t, t + 1});
       tiles_.pack_a(
-          {.to = memory_ + at_.a + (t * slots(depth) + strip.begin / tiles_.slot) * tiles_.tile_width,
+          {.to =
+               memory_ + at_.a + (t * slots(depth) + strip.begin / tiles_.slot_elements) * tiles_.tile_width,
            .to_stride = tiles_.tile_width,
            .width = tiles_.tile_width,
            .from = p_.a.at((rows_.begin + own.begin) * p_.a_row + (depth.begin + strip.begin) * p_.a_k),
@@ -109,7 +110,7 @@ class Block {
   void pack_b(Range depth) const {
     in_strips(panel_count_, depth.size(), p_.b_k, [&](int64_t panel, Range strip) {
       tiles_.pack_b(
-          {.to = memory_ + at_.b + (panel * slots(depth) + strip.begin / tiles_.slot) * tiles_.panel,
+          {.to = memory_ + at_.b + (panel * slots(depth) + strip.begin / tiles_.slot_elements) * tiles_.panel,
            .to_stride = tiles_.panel,
            .width = tiles_.panel,
            .from = p_.b.at((columns_.begin + panel * tiles_.panel) * p_.b_column +
@@ -150,7 +151,9 @@ class Block {
   }
   int64_t slots(Range depth) const { return tiles_.slots_of(depth.size()); }
   // Whether A is multiplied as it lies.
-  bool in_place(Range depth) const { return whole_rows_ && depth.size() == slots(depth) * tiles_.slot; }
+  bool in_place(Range depth) const {
+    return whole_rows_ && depth.size() == slots(depth) * tiles_.slot_elements;
+  }
   Range tile_rows(Range tiles) const {
     return {tiles_.first_row(rows_.size(), tiles.begin), tiles_.first_row(rows_.size(), tiles.end)};
   }
@@ -180,7 +183,7 @@ class Block {
                      .c_stride = stride,
                      .a = unpacked ? static_cast<const float*>(own.data) : memory_ + at_.a,
                      .form = unpacked ? TileForm::kRows : TileForm::kPacked,
-                     .a_stride = unpacked ? p_.a_row / tiles_.slot : k * tiles_.tile_width,
+                     .a_stride = unpacked ? p_.a_row / tiles_.slot_elements : k * tiles_.tile_width,
                      .b = b,
                      .b_stride = tiles_.panel,
                      .m = rows_.size(),

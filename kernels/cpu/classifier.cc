@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "cpu/gemm_state.h"
+#include "cpu/host_kernels.h"
 #include "cpu/parallel.h"
 #include "ops/classifier_chunk.h"
 #include "ops/softmax_part.h"
@@ -51,16 +51,16 @@ size_t HostKernels::classifier_workspace_bytes(const WorkspaceShape& shape) cons
   const int64_t tokens = std::min(shape.tokens, classifier_chunk_tokens(shape.vocabulary));
   const size_t parts = shape.tensor_ranks > 1 ? (part_bytes(tokens, shape.tensor_ranks) + 63) / 64 * 64 : 0;
   return parts + logit_floats(tokens, shape.vocabulary) * sizeof(float) +
-         std::max({gemm_->bytes(tokens, shape.vocabulary, shape.hidden),
-                   gemm_->bytes(tokens, shape.hidden, shape.vocabulary),
-                   gemm_->bytes(shape.vocabulary, shape.hidden, tokens)});
+         std::max({products_.bytes(tokens, shape.vocabulary, shape.hidden),
+                   products_.bytes(tokens, shape.hidden, shape.vocabulary),
+                   products_.bytes(shape.vocabulary, shape.hidden, tokens)});
 }
 
 ClassifierResult HostKernels::classifier(const Classifier& a) {
   check_labels(a);
   ClassifierResult result;
   if (a.tokens == 0) return result;
-  const TileTable& tiles = gemm_->tiles;
+  const TileTable& tiles = products_.tiles;
   const int64_t chunk_tokens = classifier_chunk_tokens(a.largest_part());
   const int64_t chunks = (a.tokens + chunk_tokens - 1) / chunk_tokens;
   const int64_t most = (a.tokens + chunks - 1) / chunks;
@@ -72,7 +72,7 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
   float* logits = reinterpret_cast<float*>(memory + head);
   const std::span<std::byte> rest = workspace_.subspan(head + floats * sizeof(float));
   // A processor that multiplies bf16 gets the slopes in bf16, each row in the first half of its logits.
-  const bool narrow = gemm_->bf16_tiles && a.weight.dtype == DType::kBF16 && a.x.dtype == DType::kBF16;
+  const bool narrow = &products_.tiles_for({a.weight, a.x}) == products_.bf16_tiles;
   const Ref slopes{logits, narrow ? DType::kBF16 : DType::kF32};
   const int64_t slope_stride = narrow ? 2 * a.vocabulary : a.vocabulary;
 
@@ -84,20 +84,20 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
         std::any_of(labels, labels + count, [](int32_t label) { return label != kIgnoredLabel; });
     double losses[kMostClassifierTokens] = {};
     if (any) {
-      gemm_->run({.c = ref(logits),
-                  .c_stride = a.vocabulary,
-                  .a = x,
-                  .a_row = a.hidden,
-                  .a_k = 1,
-                  .b = a.weight,
-                  .b_column = a.hidden,
-                  .b_k = 1,
-                  .bias = {},
-                  .add = false,
-                  .m = count,
-                  .n = a.vocabulary,
-                  .k = a.hidden},
-                 rest);
+      products_.run({.c = ref(logits),
+                     .c_stride = a.vocabulary,
+                     .a = x,
+                     .a_row = a.hidden,
+                     .a_k = 1,
+                     .b = a.weight,
+                     .b_column = a.hidden,
+                     .b_k = 1,
+                     .bias = {},
+                     .add = false,
+                     .m = count,
+                     .n = a.vocabulary,
+                     .k = a.hidden},
+                    rest);
       // The logits of a token become exp(logit - largest).
       const auto part_of = [&](int64_t t) {
         float* const row = logits + t * a.vocabulary;
@@ -164,35 +164,35 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
       std::memset(dx.data, 0, static_cast<size_t>(count * a.hidden) * size_of(dx.dtype));
       continue;
     }
-    gemm_->run({.c = dx,
-                .c_stride = a.hidden,
-                .a = slopes,
-                .a_row = slope_stride,
-                .a_k = 1,
-                .b = a.weight,
-                .b_column = 1,
-                .b_k = a.hidden,
-                .bias = {},
-                .add = false,
-                .m = count,
-                .n = a.hidden,
-                .k = a.vocabulary},
-               rest);
+    products_.run({.c = dx,
+                   .c_stride = a.hidden,
+                   .a = slopes,
+                   .a_row = slope_stride,
+                   .a_k = 1,
+                   .b = a.weight,
+                   .b_column = 1,
+                   .b_k = a.hidden,
+                   .bias = {},
+                   .add = false,
+                   .m = count,
+                   .n = a.hidden,
+                   .k = a.vocabulary},
+                  rest);
     if (!a.dweight) continue;
-    gemm_->run({.c = ref(a.dweight),
-                .c_stride = a.hidden,
-                .a = slopes,
-                .a_row = 1,
-                .a_k = slope_stride,
-                .b = x,
-                .b_column = 1,
-                .b_k = a.hidden,
-                .bias = {},
-                .add = true,
-                .m = a.vocabulary,
-                .n = a.hidden,
-                .k = count},
-               rest);
+    products_.run({.c = ref(a.dweight),
+                   .c_stride = a.hidden,
+                   .a = slopes,
+                   .a_row = 1,
+                   .a_k = slope_stride,
+                   .b = x,
+                   .b_column = 1,
+                   .b_k = a.hidden,
+                   .bias = {},
+                   .add = true,
+                   .m = a.vocabulary,
+                   .n = a.hidden,
+                   .k = count},
+                  rest);
   }
   return result;
 }

@@ -1,71 +1,68 @@
 // Linear layers. Between the parallel regions of a step libgomp's idle threads spin for some milliseconds and
 // then sleep; a rank of one thread starts no others and never spins.
-#include "cpu/gemm_state.h"
+#include "cpu/host_kernels.h"
 #include "cpu/parallel.h"
 
 namespace trainer {
 
-HostKernels::GemmHandle HostKernels::make_gemm_state(int threads, Isa isa) {
-  return GemmHandle(new GemmState(threads, isa), [](GemmState* state) { delete state; });
-}
-
 size_t HostKernels::gemm_workspace_bytes(const WorkspaceShape& shape) const {
   const int64_t widest = std::max(shape.widest_row, shape.hidden);
-  return std::max(gemm_->bytes(shape.tokens, widest, widest), gemm_->bytes(widest, widest, shape.tokens));
+  return std::max(products_.bytes(shape.tokens, widest, widest),
+                  products_.bytes(widest, widest, shape.tokens));
 }
 
 void HostKernels::linear_forward(Ref y, ConstRef x, ConstRef w, ConstRef bias, int64_t m, int64_t n,
                                  int64_t k) {
-  gemm_->run({.c = y,
-              .c_stride = n,
-              .a = x,
-              .a_row = k,
-              .a_k = 1,
-              .b = w,
-              .b_column = k,
-              .b_k = 1,
-              .bias = bias,
-              .add = false,
-              .m = m,
-              .n = n,
-              .k = k},
-             workspace_);
+  products_.run({.c = y,
+                 .c_stride = n,
+                 .a = x,
+                 .a_row = k,
+                 .a_k = 1,
+                 .b = w,
+                 .b_column = k,
+                 .b_k = 1,
+                 .bias = bias,
+                 .add = false,
+                 .m = m,
+                 .n = n,
+                 .k = k},
+                workspace_);
 }
 
 void HostKernels::linear_backward_input(Ref dx, ConstRef dy, ConstRef w, int64_t m, int64_t n, int64_t k,
                                         bool accumulate) {
-  gemm_->run({.c = dx,
-              .c_stride = k,
-              .a = dy,
-              .a_row = n,
-              .a_k = 1,
-              .b = w,
-              .b_column = 1,
-              .b_k = k,
-              .bias = {},
-              .add = accumulate,
-              .m = m,
-              .n = k,
-              .k = n},
-             workspace_);
+  products_.run({.c = dx,
+                 .c_stride = k,
+                 .a = dy,
+                 .a_row = n,
+                 .a_k = 1,
+                 .b = w,
+                 .b_column = 1,
+                 .b_k = k,
+                 .bias = {},
+                 .add = accumulate,
+                 .m = m,
+                 .n = k,
+                 .k = n},
+                workspace_);
 }
 
 void HostKernels::linear_backward_weight(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n,
                                          int64_t k) {
-  gemm_->run({.c = ref(dw),
-              .c_stride = k,
-              .a = dy,
-              .a_row = 1,
-              .a_k = n,
-              .b = x,
-              .b_column = 1,
-              .b_k = k,
-              .bias = {},
-              .add = true,
-              .m = n,
-              .n = k,
-              .k = m},
-             workspace_);
+  products_.run({.c = ref(dw),
+                 .c_stride = k,
+                 .a = dy,
+                 .a_row = 1,
+                 .a_k = n,
+                 .b = x,
+                 .b_column = 1,
+                 .b_k = k,
+                 .bias = {},
+                 .add = true,
+                 .m = n,
+                 .n = k,
+                 .k = m},
+                workspace_);
 }
 
 void HostKernels::bias_backward(float* db, ConstRef dy, int64_t m, int64_t n) {

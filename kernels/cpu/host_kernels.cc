@@ -10,9 +10,7 @@ HostKernels::HostKernels(int threads, Isa isa)
     : threads_(threads > 0 ? threads : allowed_core_count()),
       isa_(isa),
       vector_(vector_table(isa)),
-      gemm_(make_gemm_state(threads_, isa)) {}
-
-HostKernels::~HostKernels() = default;
+      products_(threads_, isa) {}
 
 std::string HostKernels::name() const { return fmt::format("host ({})", name_of(isa_)); }
 

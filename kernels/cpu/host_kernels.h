@@ -7,11 +7,11 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
 #include <span>
 #include <string>
 
 #include "cpu/isa.h"
+#include "cpu/products.h"
 #include "cpu/vector_table.h"
 #include "ops/kernel_set.h"
 
@@ -19,9 +19,8 @@ namespace trainer {
 
 class HostKernels final : public KernelSet {
  public:
-  // `threads` 0: as many as the cores this process may use. `isa` must be one that the processor has.
+  // `threads` 0: as many as the cores this process may use. `isa` must be one of available_isas().
   HostKernels(int threads, Isa isa);
-  ~HostKernels() override;
 
   int threads() const { return threads_; }
   Isa isa() const { return isa_; }
@@ -88,16 +87,11 @@ class HostKernels final : public KernelSet {
   // granted.
   std::byte* workspace(size_t bytes, const char* operation) const;
 
-  // What the matrix products keep between calls. Defined in gemm_state.h.
-  struct GemmState;
-  using GemmHandle = std::unique_ptr<GemmState, void (*)(GemmState*)>;
-  static GemmHandle make_gemm_state(int threads, Isa isa);
-
   const int threads_;
   const Isa isa_;
   const VectorTable& vector_;
   std::span<std::byte> workspace_;
-  GemmHandle gemm_;
+  const Products products_;
 };
 
 }  // namespace trainer

@@ -39,12 +39,12 @@ bool tile_registers_granted() {
 #endif
 }
 
-Isa find_best_isa() {
+Isa find_best_isa(Isa most) {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
     constexpr unsigned kAvx512Bf16 = 1u << 5;
     if (!extended_feature(1, kAvx512Bf16, 0)) return Isa::kAvx512;
-    return tile_registers_granted() ? Isa::kAmx : Isa::kAvx512Bf16;
+    return most == Isa::kAmx && tile_registers_granted() ? Isa::kAmx : Isa::kAvx512Bf16;
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Isa::kAvx2;
   return Isa::kPlain;
@@ -52,7 +52,7 @@ Isa find_best_isa() {
 
 #else
 
-Isa find_best_isa() { return Isa::kPlain; }
+Isa find_best_isa(Isa) { return Isa::kPlain; }
 
 #endif
 
@@ -74,7 +74,10 @@ Isa limit() {
 }  // namespace
 
 Isa best_isa() {
-  static const Isa best = std::min(find_best_isa(), limit());
+  static const Isa best = [] {
+    const Isa most = limit();
+    return std::min(find_best_isa(most), most);
+  }();
   return best;
 }
 

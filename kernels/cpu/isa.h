@@ -19,9 +19,12 @@ enum class Isa : uint8_t {
 constexpr Isa kBestOfAll = Isa::kAmx;
 
 // The best level of this processor, or TRAINER_MAX_ISA (a name_of) if the environment has it and it is lower.
-// Constant over the life of a process. Throws InputError for a name that is none.
+// Constant over the life of a process. Throws InputError for a name that is none. kAmx may be used only after
+// this has returned it: the system wants to be asked.
 Isa best_isa();
 const char* name_of(Isa isa);
+// Whether products take operands of bf16 as they are.
+constexpr bool multiplies_bf16(Isa isa) { return isa >= Isa::kAvx512Bf16; }
 // The levels up to best_isa().
 std::vector<Isa> available_isas();
 

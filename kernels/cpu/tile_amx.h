@@ -15,7 +15,7 @@ namespace trainer::TRAINER_ISA {
 // Rows, columns and slots of one register.
 constexpr int64_t kRegister = 16;
 constexpr int64_t kTileRows = 2 * kRegister, kTileWidth = 2 * kRegister, kPanel = 2 * kRegister;
-constexpr int64_t kSlots = kRegister;
+constexpr int64_t kSlotMultiple = kRegister;
 constexpr bool kEven = false, kAnyRows = true;
 constexpr int64_t kTaskBytes = 1 << 20;
 // Slots for which a panel of B stays in the first-level cache while the tiles of A pass by.
@@ -48,7 +48,7 @@ inline void pack_a(const TilePacking& p) {
   }
 }
 
-inline void pack_b(const TilePacking& p) { pack_slots(p, kSlots); }
+inline void pack_b(const TilePacking& p) { pack_slots(p, kSlotMultiple); }
 
 // Where the slots of a tile's rows lie.
 struct TileRows {
@@ -61,6 +61,8 @@ struct TileRows {
 template <bool kLower>
 inline void multiply_block(float* c, int64_t c_stride, bool add, const TileRows& a, const float* b,
                            int64_t b_stride, int64_t k, const char* next, int64_t next_step) {
+  // Compilers do not know that tile loads read memory: what was stored before must be stored now.
+  asm volatile("" ::: "memory");
   const int64_t c_bytes = c_stride * 4, b_bytes = b_stride * 4;
   float* const low = c + kRegister * c_stride;
   if (add) {

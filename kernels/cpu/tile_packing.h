@@ -33,7 +33,7 @@ inline void transpose(Floats (&rows)[kWidth]) {
 
 #if TRAINER_BF16
 
-constexpr int kSlot = 2;
+constexpr int kSlotElements = 2;
 
 // The first `count` of a vector's elements, for masked loads.
 inline uint32_t first_of(int64_t count) { return count >= 32 ? ~0u : (1u << (count > 0 ? count : 0)) - 1u; }
@@ -90,7 +90,7 @@ inline void pack_slots(const TilePacking& p, int64_t multiple) {
 
 #else
 
-constexpr int kSlot = 1;
+constexpr int kSlotElements = 1;
 
 // Up to kWidth rows with contiguous k.
 template <class T>

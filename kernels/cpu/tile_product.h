@@ -12,15 +12,15 @@ constexpr int kTileRows = kWidth == 16 ? 14 : 6;
 constexpr int kTileWidth = kWidth == 16 ? 16 : 8;
 constexpr int kPanel = 2 * kWidth;
 // Where a tile of keys begins, pairs begin.
-constexpr bool kEven = kSlot == 1;
-constexpr int64_t kSlots = 1;
+constexpr bool kEven = kSlotElements == 1;
+constexpr int64_t kSlotMultiple = 1;
 constexpr bool kAnyRows = false;
 constexpr int64_t kTaskBytes = 256 << 10;
 constexpr void (*kBegin)() = nullptr, (*kEnd)() = nullptr;
 
 #if TRAINER_BF16
-inline void pack_a(const TilePacking& p) { pack_slots(p, kSlots); }
-inline void pack_b(const TilePacking& p) { pack_slots(p, kSlots); }
+inline void pack_a(const TilePacking& p) { pack_slots(p, kSlotMultiple); }
+inline void pack_b(const TilePacking& p) { pack_slots(p, kSlotMultiple); }
 #else
 inline void pack_a(const TilePacking& p) { pack(p); }
 inline void pack_b(const TilePacking& p) { pack(p); }
@@ -76,7 +76,7 @@ template <TileForm kForm, size_t... kRow>
 inline void multiply_rows(const TileProduct& p, float* c, const float* a, const char* next, int64_t next_step,
                           std::index_sequence<kRow...>) {
   constexpr bool kPacked = kForm == TileForm::kPacked;
-  constexpr int64_t kRowStride = kPacked ? 1 : kQueryBlock / kSlot, kStep = kPacked ? kTileWidth : 1;
+  constexpr int64_t kRowStride = kPacked ? 1 : kQueryBlock / kSlotElements, kStep = kPacked ? kTileWidth : 1;
   const int64_t c_stride = p.c_stride, b_stride = p.b_stride;
   const float* b = p.b;
   Floats sum[sizeof...(kRow)][2] = {};
@@ -123,7 +123,7 @@ inline void multiply_tiles(const TileProduct& p) {
   for (int64_t t = p.tile_begin; t < p.tile_end; ++t) {
     const int64_t row = kEven ? t * p.m / tiles : t * kTileRows;
     const int64_t height = (kEven ? (t + 1) * p.m / tiles : t + 1 < tiles ? row + kTileRows : p.m) - row;
-    const float* a = p.a + (kForm == TileForm::kPacked ? t * p.a_stride : row * kQueryBlock / kSlot);
+    const float* a = p.a + (kForm == TileForm::kPacked ? t * p.a_stride : row * kQueryBlock / kSlotElements);
     const TileFunction function = tile_function<kForm>(height, std::make_index_sequence<kTileRows>());
     function(p, p.c + row * p.c_stride, a, next, next_step);
     next += next_step * p.k;

@@ -60,8 +60,8 @@ struct GroupMask {
   }
 };
 
-// A group of weights or slopes of kSlot keys, from `key` on, as operands of products.
-using GroupValues = Floats[kSlot][kGroup];
+// A group of weights or slopes of kSlotElements keys, from `key` on, as operands of products.
+using GroupValues = Floats[kSlotElements][kGroup];
 
 #if TRAINER_BF16
 
@@ -72,10 +72,10 @@ inline __m512i round_pair(Floats low, Floats high) {
 
 inline void store_rows(const ScoreOperand& to, int64_t key, int64_t keys, int64_t query,
                        const GroupValues& values) {
-  for (int64_t s = 0; s < kSlot && key + s < keys; ++s) {
+  for (int64_t s = 0; s < kSlotElements && key + s < keys; ++s) {
     for (int g = 0; g < kGroup; g += 2) {
       const __m512i both = round_pair(values[s][g], values[s][g + 1]);
-      store_raw(to.rows + ((key + s) * kQueryBlock + query + g * kWidth) / kSlot, both, All{});
+      store_raw(to.rows + ((key + s) * kQueryBlock + query + g * kWidth) / kSlotElements, both, All{});
     }
   }
 }
@@ -86,7 +86,7 @@ inline void store_columns(const ScoreOperand& to, int64_t key, int64_t query, co
   const __m512i interleaved = _mm512_loadu_si512(kInterleaved);
   for (int g = 0; g < kGroup; ++g) {
     const __m512i both = round_pair(values[0][g], values[1][g]);
-    store_raw(to.columns + key / kSlot * kQueryBlock + query + g * kWidth,
+    store_raw(to.columns + key / kSlotElements * kQueryBlock + query + g * kWidth,
               _mm512_permutexvar_epi16(interleaved, both), All{});
   }
 }
@@ -108,8 +108,9 @@ inline void store_columns(const ScoreOperand& to, int64_t key, int64_t query, co
 
 // The slots after the last key, up to a multiple that products can take.
 inline void clear_columns(const ScoreOperand& to, int64_t keys, int64_t query) {
-  constexpr int64_t kKeys = kSlot * kSlots;
-  for (int64_t slot = (keys + kSlot - 1) / kSlot; slot < (keys + kKeys - 1) / kKeys * kSlots; ++slot) {
+  constexpr int64_t kKeys = kSlotElements * kSlotMultiple;
+  for (int64_t slot = (keys + kSlotElements - 1) / kSlotElements;
+       slot < (keys + kKeys - 1) / kKeys * kSlotMultiple; ++slot) {
     for (int g = 0; g < kGroup; ++g)
       store(to.columns + slot * kQueryBlock + query + g * kWidth, Floats{}, All{});
   }
@@ -135,9 +136,9 @@ inline bool softmax_step_group(float* scores, int64_t keys, const ScoreMask& mas
     top[g] *= scale;
     top[g] = before > top[g] ? before : top[g];
   }
-  for (int64_t key = 0; key < keys; key += kSlot) {
+  for (int64_t key = 0; key < keys; key += kSlotElements) {
     GroupValues weight = {};
-    for (int64_t s = 0; s < kSlot && key + s < keys; ++s) {
+    for (int64_t s = 0; s < kSlotElements && key + s < keys; ++s) {
       const float* row = scores + (key + s) * kQueryBlock + query;
       for (int g = 0; g < kGroup; ++g) {
         weight[s][g] =
@@ -171,19 +172,19 @@ inline bool softmax_step(float* scores, int64_t keys, const ScoreMask& mask, flo
 }
 
 template <bool kMasked>
-inline void softmax_slopes_group(float* scores, float* slopes, int64_t keys, const ScoreMask& mask,
-                                 int64_t query, float scale, const float* log_sum_exp, const float* own,
-                                 const ScoreOperand& weights, const ScoreOperand& changes) {
+inline void softmax_slopes_group(const float* scores, const float* slopes, int64_t keys,
+                                 const ScoreMask& mask, int64_t query, float scale, const float* log_sum_exp,
+                                 const float* own, const ScoreOperand& weights, const ScoreOperand& changes) {
   const GroupMask<kMasked> seen(mask, query);
   Floats shift[kGroup], mean[kGroup];
   for (int g = 0; g < kGroup; ++g) {
     shift[g] = -load(log_sum_exp + query + g * kWidth, All{});
     mean[g] = load(own + query + g * kWidth, All{});
   }
-  for (int64_t key = 0; key < keys; key += kSlot) {
+  for (int64_t key = 0; key < keys; key += kSlotElements) {
     GroupValues weight = {}, change = {};
-    for (int64_t s = 0; s < kSlot && key + s < keys; ++s) {
-      float* row = scores + (key + s) * kQueryBlock + query;
+    for (int64_t s = 0; s < kSlotElements && key + s < keys; ++s) {
+      const float* row = scores + (key + s) * kQueryBlock + query;
       const float* slope_row = slopes + (key + s) * kQueryBlock + query;
       for (int g = 0; g < kGroup; ++g) {
         const Floats score = multiply_add(load(row + g * kWidth, All{}), broadcast(scale), shift[g]);
@@ -194,14 +195,15 @@ inline void softmax_slopes_group(float* scores, float* slopes, int64_t keys, con
     }
     store_rows(weights, key, keys, query, weight);
     store_rows(changes, key, keys, query, change);
-    if constexpr (kSlot > 1) store_columns(changes, key, query, change);  // otherwise rows are columns
+    if constexpr (kSlotElements > 1)
+      store_columns(changes, key, query, change);  // otherwise rows are columns
   }
   clear_columns(changes, keys, query);
 }
 
-inline void softmax_slopes(float* scores, float* slopes, int64_t keys, const ScoreMask& mask, float scale,
-                           const float* log_sum_exp, const float* own, const ScoreOperand& weights,
-                           const ScoreOperand& changes) {
+inline void softmax_slopes(const float* scores, const float* slopes, int64_t keys, const ScoreMask& mask,
+                           float scale, const float* log_sum_exp, const float* own,
+                           const ScoreOperand& weights, const ScoreOperand& changes) {
   for (int64_t query = 0; query < kQueryBlock; query += kGroupQueries) {
     const auto group = mask.first ? softmax_slopes_group<true> : softmax_slopes_group<false>;
     group(scores, slopes, keys, mask, query, scale, log_sum_exp, own, weights, changes);
@@ -300,8 +302,8 @@ inline void scale_values(Ref y, const float* x, float scale, int64_t count) {
 constexpr TileTable kTileTable = {.tile_rows = kTileRows,
                                   .tile_width = kTileWidth,
                                   .panel = kPanel,
-                                  .slot = kSlot,
-                                  .slots = kSlots,
+                                  .slot_elements = kSlotElements,
+                                  .slot_multiple = kSlotMultiple,
                                   .any_rows = kAnyRows,
                                   .even = kEven,
                                   .task_bytes = kTaskBytes,

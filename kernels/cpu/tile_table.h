@@ -5,7 +5,8 @@
 //
 // A product C[m, panel] = A[m, k] B[k, panel] is computed in register tiles; tile t has the rows
 // [first_row(t), first_row(t + 1)) of C. An element of C is one chain of multiply-adds over ascending k,
-// wherever it lies in a tile: its bits depend neither on m nor on how the work is divided.
+// wherever it lies in a tile, with what C held before at its begin or its end: its bits depend neither on m
+// nor on how the work is divided.
 #pragma once
 
 #include <cstdint>
@@ -23,16 +24,16 @@ constexpr float kNoScore = -1e30f;
 
 enum class TileForm : uint8_t {
   kPacked,  // tile t at a + t a_stride, as TileTable::pack_a leaves it
-  kRows,    // the slot (row, kk) of the whole A at a[row a_stride + kk]
+  kRows,    // the slot (row, kk) of the whole A at a[row a_stride + kk]; whole tiles of rows are read
 };
 
-// A product of packed operands. k counts slots, a multiple of TileTable::slots.
+// A product of packed operands. k counts slots, a multiple of TileTable::slot_multiple.
 struct TileProduct {
   float* c;  // element (row, column) at c[row c_stride + column]
   int64_t c_stride;
   const float* a;
   TileForm form;
-  int64_t a_stride;  // of kRows kQueryBlock / slot, unless TileTable::any_rows
+  int64_t a_stride;  // of kRows kQueryBlock / slot_elements, unless TileTable::any_rows
   const float* b;    // slot (kk, column) at b[kk b_stride + column]
   int64_t b_stride;
   int64_t m, k;
@@ -46,7 +47,7 @@ struct TileProduct {
 // Packs from[row row_stride + kk k_stride], row < rows, kk < k, for one tile of A or some columns of B. One
 // of the strides of `from` is 1; a k_stride is at least `rows`; width is a multiple of the tile's width. Rows
 // [rows, width) of `to` hold anything but what no operand could hold; the slots that fill up k to a multiple
-// of TileTable::slots hold 0.
+// of TileTable::slot_multiple hold 0.
 struct TilePacking {
   float* to;
   int64_t to_stride, width;  // slots from one kk to the next; of a tile of A both are TileTable::tile_width
@@ -78,11 +79,11 @@ struct ScoreOperand {
 };
 
 struct TileTable {
-  int64_t tile_rows;   // most rows of a tile
-  int64_t tile_width;  // slots of a packed tile of A per slot of k
-  int64_t panel;       // columns of a tile, slots of a packed panel of B per slot of k
-  int64_t slot;        // elements of k in a slot
-  int64_t slots;       // the k of a product, in slots, is a multiple of this
+  int64_t tile_rows;      // most rows of a tile
+  int64_t tile_width;     // slots of a packed tile of A per slot of k
+  int64_t panel;          // columns of a tile, slots of a packed panel of B per slot of k
+  int64_t slot_elements;  // of k, in a slot
+  int64_t slot_multiple;  // the k of a product, in slots, is a multiple of this
   bool any_rows;  // products take any matrix of whole tiles with contiguous k as it lies, in the form kRows
   bool even;      // m is shared out evenly between its tiles; else all but the last have tile_rows
   int64_t task_bytes;  // of packed A that stay in the second-level cache while panels of B pass by
@@ -92,7 +93,10 @@ struct TileTable {
     return even ? tile * m / tiles_of(m) : tile * tile_rows < m ? tile * tile_rows : m;
   }
   // Slots that hold k elements.
-  int64_t slots_of(int64_t k) const { return (k + slot * slots - 1) / (slot * slots) * slots; }
+  int64_t slots_of(int64_t k) const {
+    const int64_t unit = slot_elements * slot_multiple;
+    return (k + unit - 1) / unit * slot_multiple;
+  }
 
   // Around all calls of multiply on a thread; null: nothing to do.
   void (*begin)();
@@ -109,9 +113,9 @@ struct TileTable {
   bool (*softmax_step)(float* scores, int64_t keys, const ScoreMask& mask, float scale, float* largest,
                        float* total, float* factor, const ScoreOperand& weights);
   // `weights` (rows only) become exp(scale score - log_sum_exp[q]), `changes` (rows and columns) become
-  // weight (slope - own[q]); 0 where masked.
-  void (*softmax_slopes)(float* scores, float* slopes, int64_t keys, const ScoreMask& mask, float scale,
-                         const float* log_sum_exp, const float* own, const ScoreOperand& weights,
+  // weight (slope - own[q]); 0 where masked. The operands may lie where scores and slopes do.
+  void (*softmax_slopes)(const float* scores, const float* slopes, int64_t keys, const ScoreMask& mask,
+                         float scale, const float* log_sum_exp, const float* own, const ScoreOperand& weights,
                          const ScoreOperand& changes);
   // x[r, q] is multiplied by factor[q], for x[rows, kQueryBlock].
   void (*scale_columns)(float* x, const float* factor, int64_t rows);

@@ -1,4 +1,4 @@
-// The vector loops for AVX-512 (F, BW, DQ, VL).
+// The vector loops for AVX-512 with BF16.
 #include "cpu/vector_table.h"
 
 #if defined(__x86_64__)

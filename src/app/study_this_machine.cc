@@ -13,7 +13,7 @@
 namespace trainer {
 namespace {
 
-constexpr int kProfiledSteps = 12;
+constexpr int kProfiledSteps = 8;          // of each of the two profiles of a run
 constexpr double kLeastDifference = 0.05;  // of pairs whose order counts
 constexpr const char* kSlowLink = "400mbit";
 
@@ -107,9 +107,8 @@ Study this_machine_study(int rounds) {
   study.assumptions.push_back(fmt::format(
       "'Published' is the measured step, the median over {} rounds; each counts the median of its steps. A "
       "plan is predicted from profiles of its layers right before and right after each of its runs. The "
-      "error "
-      "is the median over the rounds of predicted over measured, so that a machine that changes its pace "
-      "changes both; 'ours' is the measured step with that error.",
+      "error is the median over the rounds of predicted over measured, so that a machine that changes its "
+      "pace changes both; 'ours' is the measured step with that error.",
       rounds));
   std::vector<Setting> possible;
   for (Setting& setting : settings()) {

@@ -135,7 +135,9 @@ void TrainingRank::compare_digests() {
   if (!all_equal(world_, plan))
     input_error(
         "the ranks do not agree on the plan: start all of them with the same config, data and program, on "
-        "machines with the same vector instructions");
+        "machines with the same vector instructions, or set the environment variable TRAINER_MAX_ISA to what "
+        "all of them have; this one computes by {}",
+        kernels().name());
   // Element [r] of rank p's message is the digest of what p sends to r; r must expect the same.
   const int me = world_.rank();
   std::string mine;

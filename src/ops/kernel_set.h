@@ -68,7 +68,7 @@ struct AttentionShape {
   int64_t heads, kv_heads, head_dim;     // heads is a multiple of kv_heads
   int64_t q_stride, k_stride, v_stride;  // elements from one token to the next; heads contiguous
   int64_t key_rows;                      // tokens from one batch row of k/v to the next (>= key_length)
-  float scale;
+  float scale;  // positive
   // Start of each document over positions [0, batch * key_rows), ascending, first 0; every batch row starts
   // one. Empty: each batch row is one document.
   std::span<const int32_t> document_starts;

@@ -139,6 +139,20 @@ INSTANTIATE_TEST_SUITE_P(Of, MeteredTraining,
                                            Architecture::kQwen3),
                          [](const auto& info) { return std::to_string(info.index); });
 
+TEST(IdealPipeline, FillsAndDrainsWithTheOtherStages) {
+  const auto busy = [](double seconds) {
+    TimelineEvent computes, sends;
+    computes.lane = "compute";
+    computes.end = seconds;
+    sends.lane = "send";
+    sends.end = 100;
+    return std::vector<TimelineEvent>{computes, sends};
+  };
+  EXPECT_DOUBLE_EQ(ideal_pipeline({busy(1), busy(1)}, 4), 4.0 / 5);
+  // Of 4 micro-batches of 2 seconds and one of 1 that fills and drains, 6 are the mean's.
+  EXPECT_DOUBLE_EQ(ideal_pipeline({busy(8), busy(4)}, 4), 6.0 / 9);
+}
+
 TEST(KernelMeter, CreditsNothingTwice) {
   KernelRecord record;
   record.add(Kernel::kActivationForward, {.calls = 8, .work = {0, 800}});

@@ -1,4 +1,4 @@
-// Matrix products beyond one block: every block border, both ways of computing them, equal bits for any
+// Matrix products beyond one block: every block border, operands packed or as they lie, equal bits for any
 // number of threads. Shapes are thin, so that the reference is quick.
 #include <gtest/gtest.h>
 
@@ -18,10 +18,11 @@ class GemmTest : public OpTest {
 struct Shape {
   int64_t m, n, k;
 };
-// Rows past 1024, columns past 2048, sums past 1024: alone and together. Whole tiles, which some levels take
-// as they lie.
-constexpr Shape kShapes[] = {{1025, 33, 5}, {2050, 1, 3},    {3, 2081, 17}, {29, 70, 1025},
-                             {1, 1, 5000},  {1031, 2049, 2}, {64, 96, 96},  {1088, 32, 32}};
+// Rows past 1024, columns past 2048, sums past 1024 and, in pairs, 2048: alone and together. Whole tiles,
+// which some levels take as they lie, in all parts of a sum or in some.
+constexpr Shape kShapes[] = {{1025, 33, 5},  {2050, 1, 3},    {3, 2081, 17},  {29, 70, 1025},
+                             {1, 1, 5000},   {1031, 2049, 2}, {64, 96, 96},   {1088, 32, 32},
+                             {64, 70, 2100}, {64, 33, 2101},  {2100, 40, 64}, {1088, 40, 4128}};
 
 TEST_P(GemmTest, EveryDirectionAcrossBlocks) {
   for (const auto& [m, n, k] : kShapes) {

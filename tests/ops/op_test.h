@@ -104,7 +104,7 @@ class Granted {
       : kernels_(backend.make(threads)), bytes_(kernels_->workspace_bytes(shape)) {
     const size_t whole = (bytes_ + kGuardBytes + 63) / 64 * 64;
     memory_.reset(static_cast<std::byte*>(std::aligned_alloc(64, whole)));
-    std::fill_n(memory_.get(), bytes_, std::byte{0x7F});
+    std::fill_n(memory_.get(), bytes_, std::byte{0xFF});
     std::fill_n(memory_.get() + bytes_, kGuardBytes, std::byte{0xA5});
     kernels_->grant_workspace({memory_.get(), bytes_});
   }
@@ -136,8 +136,10 @@ class OpTest : public ::testing::TestWithParam<OpCase> {
   bool simt() const { return GetParam().backend.name == simt_backend().name; }
   // Whether products take their operands in bf16 where the operation's are.
   bool multiplies_bf16() const {
-    return simt() || GetParam().backend.name == name_of(Isa::kAvx512Bf16) ||
-           GetParam().backend.name == name_of(Isa::kAmx);
+    const auto levels = available_isas();
+    return simt() || std::any_of(levels.begin(), levels.end(), [](Isa isa) {
+             return trainer::multiplies_bf16(isa) && GetParam().backend.name == name_of(isa);
+           });
   }
   double within(const std::string& operation) const {
     const Tolerance allowed = tolerance(operation);

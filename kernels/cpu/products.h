@@ -1,4 +1,4 @@
-// The matrix products of the host backend: which tiles compute a product.
+// Matrix products at an instruction level: which tiles multiply which operands.
 #pragma once
 
 #include <algorithm>
@@ -6,16 +6,15 @@
 #include <span>
 
 #include "cpu/blocked_product.h"
-#include "cpu/host_kernels.h"
 
 namespace trainer {
 
-struct HostKernels::GemmState {
+struct Products {
   const TileTable& tiles;
   const TileTable* const bf16_tiles;  // where the processor multiplies bf16 itself; else null
   const int threads;
 
-  GemmState(int thread_count, Isa isa)
+  Products(int thread_count, Isa isa)
       : tiles(tile_table(isa)), bf16_tiles(bf16_tile_table(isa)), threads(thread_count) {}
 
   // The tiles that multiply these operands.
@@ -29,7 +28,7 @@ struct HostKernels::GemmState {
     const size_t any = blocked_product_bytes(tiles, threads, m, n, k);
     return bf16_tiles ? std::max(any, blocked_product_bytes(*bf16_tiles, threads, m, n, k)) : any;
   }
-  void run(const MatrixProduct& p, std::span<std::byte> workspace) {
+  void run(const MatrixProduct& p, std::span<std::byte> workspace) const {
     blocked_product(tiles_for({p.a, p.b}), threads, p, workspace);
   }
 };
