@@ -39,12 +39,21 @@ bool tile_registers_granted() {
 #endif
 }
 
+// Intel's processors with AMX multiply pairs of bf16 by AVX-512 at half the rate of fp32: where the tile
+// registers are not to be had, widening is faster. They are those that have AVX512_FP16, too.
+bool avx512_bf16_is_slow() {
+  constexpr unsigned kAvx512Fp16 = 1u << 23;
+  return __builtin_cpu_is("intel") && extended_feature(0, 0, kAvx512Fp16);
+}
+
 Isa find_best_isa(Isa most) {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
     constexpr unsigned kAvx512Bf16 = 1u << 5;
     if (!extended_feature(1, kAvx512Bf16, 0)) return Isa::kAvx512;
-    return most == Isa::kAmx && tile_registers_granted() ? Isa::kAmx : Isa::kAvx512Bf16;
+    if (most != Isa::kAmx) return Isa::kAvx512Bf16;
+    if (tile_registers_granted()) return Isa::kAmx;
+    return avx512_bf16_is_slow() ? Isa::kAvx512 : Isa::kAvx512Bf16;
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Isa::kAvx2;
   return Isa::kPlain;
