@@ -16,7 +16,7 @@ BenchBackend host_backend(int threads) {
   backend.device = std::shared_ptr<Device>(std::shared_ptr<Device>(), &host_device());
   backend.kernels = make_host_kernels(threads);
   backend.ceiling_kernels = make_host_kernels(threads);
-  backend.multiplies_bf16 = multiplies_bf16(best_isa());
+  backend.host_bf16 = multiplies_bf16(best_isa());
   return backend;
 }
 
@@ -37,7 +37,7 @@ BenchBackend cuda_backend() {
   backend.kernels = make_cuda_kernels(stream);
   backend.ceiling_kernels = make_cuda_kernels(stream);
   backend.own = make_cuda_kernels(stream, CudaLibraries::kNone);
-  backend.multiplies_bf16 = true;
+  backend.tensor_cores = true;
   return backend;
 }
 
@@ -51,7 +51,7 @@ BenchBackend simt_backend() {
   backend.kernels = kernels();
   backend.ceiling_kernels = kernels();
   backend.simulated = true;
-  backend.multiplies_bf16 = true;
+  backend.tensor_cores = true;
   return backend;
 }
 

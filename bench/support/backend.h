@@ -18,8 +18,9 @@ struct BenchBackend {
   std::string name;
   std::string machine;     // see describe_machine
   bool simulated = false;  // times mean nothing
-  // Attention rounds what it multiplies in between to bf16, where operands are.
-  bool multiplies_bf16 = false;
+  // Attention rounds what it multiplies in between to bf16, where operands are: on tensor cores, or by such
+  // instructions of the host.
+  bool tensor_cores = false, host_bf16 = false;
   std::shared_ptr<Device> device;
   // Kernels of the device's compute queue.
   std::unique_ptr<KernelSet> kernels;
