@@ -1,5 +1,7 @@
 #include "app/link_profile.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -20,14 +22,20 @@ namespace {
 
 constexpr int kMessageTag = 1, kLastTag = 2, kSumTag = 8;
 constexpr int kRepeats = 9, kMessages = 25, kInARow = 8;
-constexpr double kWorkSeconds = 0.25;         // of measuring work, alone and beside transfers
-constexpr double kBesideSeconds = 0.05;       // at least, of transfers beside work
+constexpr double kBesideSeconds = 0.2;        // at least, of transfers beside work
 constexpr double kQuiet = 5e-3;               // seconds between messages, in which the receiver comes to rest
 constexpr size_t kChunk = size_t{256} << 10;  // elements, as training uses
 constexpr int64_t kRows = 256, kWidth = 512;  // of the work's matrix product
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// For which the calling thread had a core.
+double core_seconds() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
 double slowest(Communicator& group, double seconds) {
@@ -51,20 +59,11 @@ class Work {
     w_ = y_ + matrix;
     kernels.grant_workspace({w_ + matrix, workspace});
   }
-  // Seconds a unit takes, over units until `done` says so.
-  double run(const std::function<bool()>& done) {
-    const double begin = now();
-    int units = 0;
+  void run(const std::function<bool()>& done) {
     do {
       kernels_.linear_forward({y_, dtype_}, {x_, dtype_}, {w_, dtype_}, {nullptr, dtype_}, kRows, kWidth,
                               kWidth);
-      ++units;
     } while (!done());
-    return (now() - begin) / units;
-  }
-  double run_alone() {
-    const double end = now() + kWorkSeconds;
-    return run([&] { return now() >= end; });
   }
 
  private:
@@ -156,14 +155,18 @@ class Prober {
     return median(seconds);
   }
 
-  // Of one of several that follow each other as a step's sums do: what a link gives for a moment after a rest
-  // does not count.
+  // Of one of several that follow each other as a step's sums do, and another one: what a link gives for a
+  // moment after a rest does not count.
   template <class Body>
   double timed_in_a_row(Body&& body) {
-    return timed([&] {
-             for (int i = 0; i < kInARow; ++i) body();
-           }) /
-           kInARow;
+    std::vector<double> seconds;
+    for (int i = 0; i < kRepeats; ++i) {
+      body();
+      const double begin = now();
+      for (int k = 0; k < kInARow; ++k) body();
+      seconds.push_back(slowest(group_, now() - begin) / kInARow);
+    }
+    return median(seconds);
   }
 
   // Seconds from rank 0 to rank 1. As in training, the sender's thread polls for another message meanwhile, and
@@ -205,9 +208,9 @@ class Prober {
     return slowest(group_, seconds.empty() ? 0 : std::max(0.0, median(seconds)));
   }
 
-  // Runs `transfers` on a thread of its own and work meanwhile. Returns the seconds of one unit of work.
+  // Runs `transfers` on a thread of its own and work meanwhile.
   template <class Body>
-  double beside(Body&& transfers) {
+  void beside(Body&& transfers) {
     std::atomic<bool> done{false};
     std::exception_ptr error;
     std::jthread thread([&] {
@@ -218,10 +221,9 @@ class Prober {
       }
       done = true;
     });
-    const double unit = work_.run([&] { return done.load(); });
+    work_.run([&] { return done.load(); });
     thread.join();
     if (error) std::rethrow_exception(error);
-    return unit;
   }
 
   template <class Body>
@@ -230,15 +232,15 @@ class Prober {
     std::vector<double> shares, weights;
     for (int round = 0; round < 3; ++round) {
       group_.barrier();
-      const double work_alone = work_.run_alone();
-      group_.barrier();
-      double transfer_beside = 0;
-      const double work_beside = beside([&] {
-        const double begin = now();
+      double transfer_beside = 0, core = 0;
+      beside([&] {
+        body();
+        const double begin = now(), core_begin = core_seconds();
         for (int i = 0; i < repeats; ++i) body();
         transfer_beside = (now() - begin) / repeats;
+        core = (core_seconds() - core_begin) / repeats;
       });
-      const CoreShare found = core_share_of(seconds_alone, transfer_beside, work_alone, work_beside);
+      const CoreShare found = core_share_of(seconds_alone, transfer_beside, core);
       shares.push_back(found.share);
       weights.push_back(found.weight);
     }
@@ -260,12 +262,11 @@ class Prober {
 
 }  // namespace
 
-CoreShare core_share_of(double transfer_alone, double transfer_beside, double work_alone,
-                        double work_beside) {
+CoreShare core_share_of(double transfer_alone, double transfer_beside, double core_seconds) {
   constexpr double kLeastTaken = 1e-3, kMostTaken = 0.999;
-  const double taken = 1 - work_alone / work_beside;
-  if (taken < kLeastTaken) return {};
-  const double speed = std::min(1.0, transfer_alone / transfer_beside), share = std::min(1.0, taken / speed);
+  const double share = std::min(1.0, core_seconds / transfer_alone);
+  if (share < kLeastTaken) return {};
+  const double speed = std::min(1.0, transfer_alone / transfer_beside);
   // Where both want the core, the transfer gets its speed's part of its share.
   const double gets = std::min(speed * share, kMostTaken);
   return {share, gets / (1 - gets)};

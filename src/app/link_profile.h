@@ -30,7 +30,7 @@ struct LinkProfile {
 LinkProfile measure_links(Communicator& group, KernelSet& kernels, DType dtype, int64_t message_bytes,
                           int64_t sum_bytes, SumAlgorithm algorithm);
 
-// From the seconds of a transfer and of some work, each alone and both at once.
-CoreShare core_share_of(double transfer_alone, double transfer_beside, double work_alone, double work_beside);
+// From the seconds of a transfer alone and beside work, and those for which it then had a core.
+CoreShare core_share_of(double transfer_alone, double transfer_beside, double core_seconds);
 
 }  // namespace trainer

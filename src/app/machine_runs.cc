@@ -12,7 +12,6 @@
 #include "app/config.h"
 #include "base/error.h"
 #include "base/file.h"
-#include "base/statistics.h"
 
 extern char** environ;
 
@@ -111,8 +110,7 @@ std::vector<PlanRun> MachineRuns::check(const Launch& launch,
   must_succeed(launch, words);
   std::vector<PlanRun> runs;
   for (const Json& plan : parse_json_file(file.string()))
-    runs.push_back(
-        {median(plan.at("measured_seconds").get<std::vector<double>>()), plan.at("error").get<double>()});
+    runs.push_back({plan.at("step_seconds").get<double>(), plan.at("error").get<double>()});
   return runs;
 }
 

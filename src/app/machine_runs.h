@@ -15,8 +15,8 @@ struct Launch {
 
 // What `trainer profile --check` says of a plan.
 struct PlanRun {
-  double measured_seconds = 0;  // a step, the median over the rounds
-  double error = 0;             // the median over the rounds of predicted over measured, less 1
+  double step_seconds = 0;  // measured
+  double error = 0;         // of the predicted step, over the measured one
 };
 
 class MachineRuns {

@@ -26,7 +26,8 @@ their size, and all but them is the platform mt3000's.
   --out FILE               where to write it (default: this-machine.json)
   --steps N                recorded training steps of each program (default 12)
   --check FILE             runs the configs' plans as well, in turn with profiles, and writes a list of
-                           {config, measured_seconds, predicted_seconds, error} instead of a platform
+                           {config, measured_seconds, predicted_seconds, step_seconds, error}
+                           instead of a platform
   --rounds N               of --check (default 5)
   --set SECTION.KEY=VALUE  changes one key of every config; may be given several times
 )";

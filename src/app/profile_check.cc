@@ -5,7 +5,6 @@
 #include "app/plan_request.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "base/statistics.h"
 #include "sim/predict.h"
 
 namespace trainer {
@@ -30,13 +29,6 @@ std::vector<std::vector<size_t>> plans_by_layers(const std::vector<ProfileSubjec
 }
 
 }  // namespace
-
-double CheckedPlan::error() const {
-  std::vector<double> ratios;
-  for (size_t i = 0; i < measured_seconds.size(); ++i)
-    ratios.push_back(predicted_seconds[i] / measured_seconds[i]);
-  return median(ratios) - 1;
-}
 
 std::vector<CheckedPlan> check_profile(const MachineProfiler& profiler, Communicator& world,
                                        const std::vector<std::string>& files,
@@ -88,6 +80,7 @@ std::string checked_plans_json(const std::vector<CheckedPlan>& plans) {
     list.push_back({{"config", plan.config},
                     {"measured_seconds", plan.measured_seconds},
                     {"predicted_seconds", plan.predicted_seconds},
+                    {"step_seconds", plan.step_seconds()},
                     {"error", plan.error()}});
   return list.dump(2) + "\n";
 }

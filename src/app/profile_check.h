@@ -7,6 +7,7 @@
 
 #include "app/machine_profile.h"
 #include "app/variant_run.h"
+#include "base/statistics.h"
 
 namespace trainer {
 
@@ -15,8 +16,11 @@ struct CheckedPlan {
   std::string config;  // its file
   std::vector<double> measured_seconds, predicted_seconds;
 
-  // The median over the rounds of predicted over measured, less 1.
-  double error() const;
+  // The step of a machine that is left to itself: neighbours only ever slow it down, for seconds, and seldom
+  // the profile and the plan alike. The lower quartile over the rounds is what they disturb little.
+  double step_seconds() const { return lower_quartile(measured_seconds); }
+  // That of the predicted steps over that of the measured ones, less 1.
+  double error() const { return lower_quartile(predicted_seconds) / step_seconds() - 1; }
 };
 
 // `data` as open_training gave it for the config of each plan, resolved in `subjects`. In each round the
@@ -28,7 +32,7 @@ std::vector<CheckedPlan> check_profile(const MachineProfiler& profiler, Communic
                                        const std::vector<TrainingData>& data, const VariantSteps& steps,
                                        int rounds);
 
-// A list of {config, measured_seconds, predicted_seconds, error}.
+// A list of {config, measured_seconds, predicted_seconds, step_seconds, error}.
 std::string checked_plans_json(const std::vector<CheckedPlan>& plans);
 
 }  // namespace trainer

@@ -15,6 +15,8 @@
 #include "base/label.h"
 #include "cpu/host_kernels.h"
 #include "cpu/isa.h"
+#include "cpu/tile_table.h"
+#include "cpu/vector_table.h"
 #include "ops/array.h"
 #include "ops/kernel_set.h"
 #include "simt/simt_kernels.h"
@@ -25,13 +27,20 @@ namespace trainer {
 struct Backend {
   std::string name;
   std::function<std::unique_ptr<KernelSet>(int threads)> make;
+  std::vector<DType> dtypes = {DType::kF32, DType::kBF16};
 };
 
-// The host backend at every instruction level that this processor has.
+// The host backend at every instruction level that this processor has, each with the types for which it has
+// code of its own.
 inline std::vector<Backend> backends() {
   std::vector<Backend> all;
   for (const Isa isa : available_isas()) {
-    all.push_back({name_of(isa), [isa](int threads) { return std::make_unique<HostKernels>(threads, isa); }});
+    Backend backend{name_of(isa),
+                    [isa](int threads) { return std::make_unique<HostKernels>(threads, isa); }};
+    const Isa below = isa == Isa::kPlain ? isa : static_cast<Isa>(static_cast<int>(isa) - 1);
+    if (isa != below && &tile_table(isa) == &tile_table(below) && &vector_table(isa) == &vector_table(below))
+      backend.dtypes = {DType::kBF16};
+    all.push_back(std::move(backend));
   }
   return all;
 }
@@ -57,7 +66,7 @@ struct OpCase {
 inline std::vector<OpCase> op_cases(const std::vector<Backend>& backends) {
   std::vector<OpCase> all;
   for (const Backend& backend : backends) {
-    for (const DType dtype : {DType::kF32, DType::kBF16}) all.push_back({backend, dtype});
+    for (const DType dtype : backend.dtypes) all.push_back({backend, dtype});
   }
   return all;
 }
