@@ -36,7 +36,7 @@ void run_product(KernelSet& kernels, Direction direction, const ProductOperands&
   else if (direction == Direction::kBackwardInput)
     kernels.linear_backward_input(o.dx.ref(), o.y.ref(), o.w.ref(), m, n, k, false);
   else
-    kernels.linear_backward_weight(o.dw.f32(), o.y.ref(), o.x.ref(), m, n, k);
+    kernels.linear_backward_weight(o.dw.f32(), o.y.ref(), o.x.ref(), m, n, k, true);
 }
 
 // The first rows of the result, which one call has written; of a weight's gradient, whose arrays began as
@@ -60,7 +60,7 @@ void check_product(KernelBench& bench, Direction direction, const ProductOperand
     const int64_t rows = std::min(n, kCheckedRows);
     const Values want(host_device(), DType::kF32, rows * k), dy(host_device(), dtype, m * rows);
     bench.reference().convert_rows(dy.ref(), rows, y.ref(), n, m, rows);
-    bench.reference().linear_backward_weight(want.f32(), dy.ref(), x.ref(), m, rows, k);
+    bench.reference().linear_backward_weight(want.f32(), dy.ref(), x.ref(), m, rows, k, true);
     bench.compare("dw", all_of(want), {o.dw.ref(), 1, rows * k, rows * k}, allowed);
   }
 }

@@ -76,13 +76,14 @@ class MeteredKernels final : public KernelSet {
     });
     inner_->linear_backward_input(dx, dy, w, m, n, k, accumulate);
   }
-  void linear_backward_weight(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k) override {
+  void linear_backward_weight(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k,
+                              bool accumulate) override {
     const Call call(record_, Kernel::kLinearBackwardWeight, [&] {
-      return product(
-          m, n, k,
-          bytes_of(dy, elements(m, n)) + bytes_of(x, elements(m, k)) + 2 * bytes_of(dw, elements(n, k)));
+      return product(m, n, k,
+                     bytes_of(dy, elements(m, n)) + bytes_of(x, elements(m, k)) +
+                         (accumulate ? 2 : 1) * bytes_of(dw, elements(n, k)));
     });
-    inner_->linear_backward_weight(dw, dy, x, m, n, k);
+    inner_->linear_backward_weight(dw, dy, x, m, n, k, accumulate);
   }
   void bias_backward(float* db, ConstRef dy, int64_t m, int64_t n) override {
     const Call call(record_, Kernel::kBiasBackward,
@@ -196,7 +197,7 @@ class MeteredKernels final : public KernelSet {
       KernelWork work =
           product(a.tokens, a.vocabulary, a.hidden,
                   bytes_of(a.x, rows) + bytes_of(a.weight, words) + bytes_of(a.labels, elements(a.tokens)) +
-                      bytes_of(a.dx, rows) + 2 * bytes_of(a.dweight, words) +
+                      bytes_of(a.dx, rows) + (a.accumulate ? 2 : 1) * bytes_of(a.dweight, words) +
                       bytes_of(a.token_losses, elements(a.tokens)));
       work.flops *= products;
       return work;

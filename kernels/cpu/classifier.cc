@@ -59,7 +59,14 @@ size_t HostKernels::classifier_workspace_bytes(const WorkspaceShape& shape) cons
 ClassifierResult HostKernels::classifier(const Classifier& a) {
   check_labels(a);
   ClassifierResult result;
-  if (a.tokens == 0) return result;
+  const auto clear_dweight = [&] {
+    fill_zero(a.dweight, static_cast<size_t>(a.vocabulary * a.hidden) * sizeof(float));
+  };
+  bool accumulate = a.accumulate;
+  if (a.tokens == 0) {
+    if (a.dweight && !accumulate) clear_dweight();
+    return result;
+  }
   const TileTable& tiles = products_.tiles;
   const int64_t chunk_tokens = classifier_chunk_tokens(a.largest_part());
   const int64_t chunks = (a.tokens + chunk_tokens - 1) / chunk_tokens;
@@ -188,12 +195,14 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
                    .b_column = 1,
                    .b_k = a.hidden,
                    .bias = {},
-                   .add = true,
+                   .add = accumulate,
                    .m = a.vocabulary,
                    .n = a.hidden,
                    .k = count},
                   rest);
+    accumulate = true;
   }
+  if (a.dx && a.dweight && !accumulate) clear_dweight();  // no label was valid
   return result;
 }
 

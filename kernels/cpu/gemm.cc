@@ -47,8 +47,8 @@ void HostKernels::linear_backward_input(Ref dx, ConstRef dy, ConstRef w, int64_t
                 workspace_);
 }
 
-void HostKernels::linear_backward_weight(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n,
-                                         int64_t k) {
+void HostKernels::linear_backward_weight(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k,
+                                         bool accumulate) {
   products_.run({.c = ref(dw),
                  .c_stride = k,
                  .a = dy,
@@ -58,7 +58,7 @@ void HostKernels::linear_backward_weight(float* dw, ConstRef dy, ConstRef x, int
                  .b_column = 1,
                  .b_k = k,
                  .bias = {},
-                 .add = true,
+                 .add = accumulate,
                  .m = n,
                  .n = k,
                  .k = m},

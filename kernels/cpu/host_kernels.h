@@ -33,7 +33,8 @@ class HostKernels final : public KernelSet {
   void linear_forward(Ref y, ConstRef x, ConstRef w, ConstRef bias, int64_t m, int64_t n, int64_t k) override;
   void linear_backward_input(Ref dx, ConstRef dy, ConstRef w, int64_t m, int64_t n, int64_t k,
                              bool accumulate) override;
-  void linear_backward_weight(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k) override;
+  void linear_backward_weight(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k,
+                              bool accumulate) override;
   void bias_backward(float* db, ConstRef dy, int64_t m, int64_t n) override;
 
   // embedding.cc

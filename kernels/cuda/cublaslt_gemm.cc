@@ -186,7 +186,7 @@ bool CublasLtGemm::nn(Ref dx, ConstRef dy, ConstRef w, int64_t m, int64_t n, int
 }
 
 // dw^T[K,N] = x^T[K,M] dy[M,N], where dy is given as [N,M], to be transposed.
-bool CublasLtGemm::tn(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k,
+bool CublasLtGemm::tn(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k, bool accumulate,
                       std::span<std::byte> workspace, cudaStream_t stream) {
   require(dy.dtype == x.dtype, "a product of matrices of two element types");
   if (m == 0 || n == 0 || k == 0) return true;
@@ -194,7 +194,7 @@ bool CublasLtGemm::tn(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, 
                    .columns = n,
                    .inner = m,
                    .transpose_b = true,
-                   .accumulate = true,
+                   .accumulate = accumulate,
                    .operands = dy.dtype,
                    .result = DType::kF32},
                   dw, x.data, dy.data, nullptr, workspace, stream);

@@ -39,8 +39,8 @@ class CublasLtGemm {
   bool nn(Ref dx, ConstRef dy, ConstRef w, int64_t m, int64_t n, int64_t k, bool accumulate,
           std::span<std::byte> workspace, cudaStream_t stream);
   // dw[N,K] += dy[M,N]^T x[M,K].
-  bool tn(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k, std::span<std::byte> workspace,
-          cudaStream_t stream);
+  bool tn(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k, bool accumulate,
+          std::span<std::byte> workspace, cudaStream_t stream);
 
  private:
   // d = a b (+ d), column-major as the library has it: a [rows, inner] and b [inner, columns] after their

@@ -31,10 +31,10 @@ class CublasLtProducts final : public cuda::Products {
     if (!library_.nn(dx, dy, w, m, n, k, accumulate, workspace, stream))
       tiles_->nn(dx, dy, w, m, n, k, accumulate, workspace, stream);
   }
-  void tn(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k, std::span<std::byte> workspace,
-          cuda::Stream stream) override {
-    if (!library_.tn(dw, dy, x, m, n, k, workspace, stream))
-      tiles_->tn(dw, dy, x, m, n, k, workspace, stream);
+  void tn(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k, bool accumulate,
+          std::span<std::byte> workspace, cuda::Stream stream) override {
+    if (!library_.tn(dw, dy, x, m, n, k, accumulate, workspace, stream))
+      tiles_->tn(dw, dy, x, m, n, k, accumulate, workspace, stream);
   }
 
  private:

@@ -54,8 +54,9 @@ void gemm_nn(Ref dx, ConstRef dy, ConstRef w, int64_t m, int64_t n, int64_t k, b
   multiply(GemmForm::kNN, gemm_result(dx, {}, m, k, accumulate), dy, w, m, k, n, stream);
 }
 
-void gemm_tn(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k, Stream stream) {
-  multiply(GemmForm::kTN, gemm_result(ref(dw), {}, n, k, true), dy, x, n, k, m, stream);
+void gemm_tn(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k, bool accumulate,
+             Stream stream) {
+  multiply(GemmForm::kTN, gemm_result(ref(dw), {}, n, k, accumulate), dy, x, n, k, m, stream);
 }
 
 }  // namespace trainer::TRAINER_DEVICE_NAMESPACE

@@ -19,7 +19,8 @@ void gemm_nt(Ref y, ConstRef x, ConstRef w, ConstRef bias, int64_t m, int64_t n,
 // dx[M,K] = dy[M,N] w[N,K], added to dx when `accumulate`. dy and w have one type.
 void gemm_nn(Ref dx, ConstRef dy, ConstRef w, int64_t m, int64_t n, int64_t k, bool accumulate,
              Stream stream);
-// dw[N,K] += dy[M,N]^T x[M,K]. dy and x have one type.
-void gemm_tn(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k, Stream stream);
+// dw[N,K] = dy[M,N]^T x[M,K], added to dw when `accumulate`. dy and x have one type.
+void gemm_tn(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k, bool accumulate,
+             Stream stream);
 
 }  // namespace trainer::TRAINER_DEVICE_NAMESPACE

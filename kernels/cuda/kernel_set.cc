@@ -33,9 +33,9 @@ class TileProducts final : public Products {
           std::span<std::byte>, Stream stream) override {
     gemm_nn(dx, dy, w, m, n, k, accumulate, stream);
   }
-  void tn(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k, std::span<std::byte>,
-          Stream stream) override {
-    gemm_tn(dw, dy, x, m, n, k, stream);
+  void tn(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k, bool accumulate,
+          std::span<std::byte>, Stream stream) override {
+    gemm_tn(dw, dy, x, m, n, k, accumulate, stream);
   }
 };
 
@@ -144,8 +144,8 @@ void DeviceKernels::linear_backward_input(Ref dx, ConstRef dy, ConstRef w, int64
 }
 
 void DeviceKernels::linear_backward_weight(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n,
-                                           int64_t k) {
-  products_->tn(dw, dy, x, m, n, k, workspace_, stream_);
+                                           int64_t k, bool accumulate) {
+  products_->tn(dw, dy, x, m, n, k, accumulate, workspace_, stream_);
 }
 
 void DeviceKernels::bias_backward(float* db, ConstRef dy, int64_t m, int64_t n) {
@@ -237,7 +237,11 @@ void DeviceKernels::attention_backward(Ref dq, float* dk, float* dv, ConstRef do
 }
 
 ClassifierResult DeviceKernels::classifier(const Classifier& a) {
-  if (a.tokens == 0) return {};
+  if (a.tokens == 0) {
+    if (a.dweight && !a.accumulate)
+      fill_zero(a.dweight, static_cast<size_t>(a.vocabulary * a.hidden) * sizeof(float));
+    return {};
+  }
   const DType type = a.weight.dtype;
   require(a.x.dtype == type && (!a.dx || a.dx.dtype == type),
           "classifier: its tensors have several element types");
@@ -274,7 +278,8 @@ ClassifierResult DeviceKernels::classifier(const Classifier& a) {
     products_->nn(a.dx.at(begin * a.hidden), slopes, a.weight, count, a.vocabulary, a.hidden, false,
                   scratch.rest(), stream_);
     if (a.dweight)
-      products_->tn(a.dweight, slopes, x, count, a.vocabulary, a.hidden, scratch.rest(), stream_);
+      products_->tn(a.dweight, slopes, x, count, a.vocabulary, a.hidden, a.accumulate || chunk > 0,
+                    scratch.rest(), stream_);
   }
   ClassifierSums all;
   copy(&all, sums, sizeof all, stream_);

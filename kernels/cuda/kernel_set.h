@@ -26,7 +26,7 @@ class Products {
                   std::span<std::byte> workspace, Stream stream) = 0;
   virtual void nn(Ref dx, ConstRef dy, ConstRef w, int64_t m, int64_t n, int64_t k, bool accumulate,
                   std::span<std::byte> workspace, Stream stream) = 0;
-  virtual void tn(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k,
+  virtual void tn(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k, bool accumulate,
                   std::span<std::byte> workspace, Stream stream) = 0;
 };
 // Those of gemm.h, which run everywhere.
@@ -63,7 +63,8 @@ class DeviceKernels : public KernelSet {
   void linear_forward(Ref y, ConstRef x, ConstRef w, ConstRef bias, int64_t m, int64_t n, int64_t k) override;
   void linear_backward_input(Ref dx, ConstRef dy, ConstRef w, int64_t m, int64_t n, int64_t k,
                              bool accumulate) override;
-  void linear_backward_weight(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k) override;
+  void linear_backward_weight(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k,
+                              bool accumulate) override;
   void bias_backward(float* db, ConstRef dy, int64_t m, int64_t n) override;
   void embedding_forward(Ref y, const int32_t* tokens, ConstRef table, const int32_t* positions,
                          ConstRef position_table, int64_t count, int64_t hidden) override;

@@ -97,8 +97,11 @@ void DspKernels::linear_backward_input(Ref dx, ConstRef dy, ConstRef w, int64_t 
              machine_, {.rows = m, .columns = k, .operations = 1, .ddr_bytes = 3 * m * k * dsp::kHalfBytes}));
 }
 
-void DspKernels::linear_backward_weight(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k) {
+void DspKernels::linear_backward_weight(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k,
+                                        bool accumulate) {
   require_floats({dy, x});
+  // Its products are added to what is there.
+  if (!accumulate) fill_zero(dw, static_cast<size_t>(n * k) * sizeof(float));
   const auto *dys = static_cast<const float*>(dy.data), *xs = static_cast<const float*>(x.data);
   product(
       "linear backward, weight", {.m = n, .k = m, .n = k},
@@ -184,6 +187,8 @@ ClassifierResult DspKernels::classifier(const Classifier& a) {
   require_floats({a.x, a.weight, a.dx});
   require(a.part.group == nullptr, "the {} has no classifier that is cut over ranks", name());
   ClassifierResult result;
+  if (a.dweight && !a.accumulate)
+    fill_zero(a.dweight, static_cast<size_t>(a.vocabulary * a.hidden) * sizeof(float));
   const int64_t chunk = classifier_chunk_tokens(a.vocabulary);
   for (int64_t first = 0; first < a.tokens; first += chunk)
     classifier_chunk(a, first, std::min(chunk, a.tokens - first), result);

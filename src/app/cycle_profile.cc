@@ -65,11 +65,16 @@ class LayerCounter {
     MeasuredLayer m;
     m.shape = shape_of(c, static_cast<int64_t>(size_of(DType::kF32)));
     m.forward_seconds = seconds([&] { layer.forward(call, x, y); });
-    m.first_forward_seconds =
-        m.forward_seconds + seconds([&] { begin_gradients(TaskKind::kForward, index); });
     m.backward_seconds = seconds([&] { layer.backward(call, x, dy, dx); });
-    m.first_backward_seconds =
-        m.backward_seconds + seconds([&] { begin_gradients(TaskKind::kBackward, index); });
+    LayerCall first_call = call;
+    const auto begins = [&](TaskKind kind) {
+      first_call.first_gradients = is_first(kind, index, Role::kGradient);
+      first_call.first_shared_gradients = is_first(kind, index, Role::kSharedGradient);
+    };
+    begins(TaskKind::kForward);
+    m.first_forward_seconds = seconds([&] { layer.forward(first_call, x, y); });
+    begins(TaskKind::kBackward);
+    m.first_backward_seconds = seconds([&] { layer.backward(first_call, x, dy, dx); });
     if (!c.saved.empty()) m.recover_seconds = seconds([&] { layer.recover(call, x); });
     m.update_seconds = seconds([&] {
       for (const ParameterSpec& p : layer.parameters()) {
@@ -105,16 +110,14 @@ class LayerCounter {
     return call;
   }
 
-  // Zeros that the first micro-batch's task puts into the gradients that it is the first to add to.
-  void begin_gradients(TaskKind kind, int layer) {
+  // Whether the first micro-batch's task is the first to add to these gradients.
+  bool is_first(TaskKind kind, int layer, Role role) const {
     for (const Task& task : graph_.tasks) {
       if (task.kind != kind || task.at.layer_begin != layer || task.at.micro_batch != 0) continue;
-      for (const Use& use : task.uses)
-        if ((use.role == Role::kGradient || use.role == Role::kSharedGradient) &&
-            use.access == Access::kWrite)
-          kernels_.fill_zero(nullptr,
-                             static_cast<size_t>(graph_.buffers[static_cast<size_t>(use.buffer)].bytes));
+      const Use* use = graph_.find(task, role);
+      return use && use->access == Access::kWrite;
     }
+    return false;
   }
 
   template <class Body>

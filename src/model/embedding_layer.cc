@@ -58,6 +58,8 @@ class EmbeddingLayer final : public Layer {
 
   void backward(const LayerCall& call, ConstRef, ConstRef dy, Ref) const override {
     if (!call.gradients) return;
+    if (call.first_gradients)
+      call.kernels.fill_zero(call.gradients, static_cast<size_t>(block_size()) * sizeof(float));
     const int32_t* tokens = call.batch.tokens;
     if (part_.size > 1) {
       const TensorLink link(call, part_, hidden_);

@@ -74,6 +74,7 @@ class HeadLayerImplementation final : public HeadLayer {
   }
 
   ClassifierResult forward(const LayerCall& call, ConstRef x, Ref) const override {
+    begin_gradients(call);
     return classify(call, x, classifier_gradient(call));
   }
 
@@ -185,25 +186,36 @@ class HeadLayerImplementation final : public HeadLayer {
     }
     normalise(call, x, link.resident(), link.own(buffers.normed), buffers.mean, buffers.reciprocal);
     link.gather(buffers.normed);
-    const ClassifierResult result =
-        call.kernels.classifier({.tokens = tokens,
-                                 .hidden = hidden_,
-                                 .vocabulary = words_.count,
-                                 .x = buffers.normed,
-                                 .weight = classifier_weight(call),
-                                 .labels = call.batch.labels,
-                                 .dx = dx,
-                                 .dweight = train ? dweight : nullptr,
-                                 .token_losses = call.token_losses,
-                                 .part = {.group = link.cut() ? call.tensor : nullptr,
-                                          .first = words_.first,
-                                          .words = vocabulary_,
-                                          .most = words_.most}});
+    const ClassifierResult result = call.kernels.classifier(
+        {.tokens = tokens,
+         .hidden = hidden_,
+         .vocabulary = words_.count,
+         .x = buffers.normed,
+         .weight = classifier_weight(call),
+         .labels = call.batch.labels,
+         .dx = dx,
+         .dweight = train ? dweight : nullptr,
+         .token_losses = call.token_losses,
+         .part = {.group = link.cut() ? call.tensor : nullptr,
+                  .first = words_.first,
+                  .words = vocabulary_,
+                  .most = words_.most},
+         .accumulate = !(tied_ ? call.first_shared_gradients : call.first_gradients)});
     if (!train) return result;
     link.sum(dx);
     if (link.sequence())
       call.kernels.convert(call.saved[kNormGradient], link.own(dx), link.resident() * hidden_);
     return result;
+  }
+
+  // All that the classifier does not write. Where the embedding's gradients are shared, they are another
+  // layer's and larger than the classifier.
+  void begin_gradients(const LayerCall& call) const {
+    if (call.gradients && call.first_gradients) layout_.clear_beside_matrices(call.kernels, call.gradients);
+    if (!call.shared_gradients || !call.first_shared_gradients) return;
+    const int64_t written = words_.count * hidden_;
+    call.kernels.fill_zero(call.shared_gradients + written,
+                           static_cast<size_t>(embedding_block_size_ - written) * sizeof(float));
   }
 
   ConstRef classifier_weight(const LayerCall& call) const {

@@ -40,6 +40,20 @@ class ParameterLayout {
   int64_t size() const { return (end_ + kAlignment - 1) / kAlignment * kAlignment; }
   const std::vector<ParameterSpec>& parameters() const { return parameters_; }
 
+  // Zeros in gradients of this layout that hold nothing yet, but in the matrices, which products write.
+  void clear_beside_matrices(KernelSet& kernels, float* gradients) const {
+    int64_t begin = 0;
+    const auto clear_to = [&](int64_t end) {
+      if (end > begin) kernels.fill_zero(gradients + begin, static_cast<size_t>(end - begin) * sizeof(float));
+    };
+    for (const ParameterSpec& p : parameters_) {
+      if (p.shape.size() < 2) continue;
+      clear_to(p.offset);
+      begin = p.offset + p.count();
+    }
+    clear_to(size());
+  }
+
  private:
   std::vector<ParameterSpec> parameters_;
   int64_t end_ = 0;

@@ -213,7 +213,8 @@ void TransformerBlock::linear(const LayerCall& call, Ref y, ConstRef x, int64_t 
 void TransformerBlock::linear_parameters_backward(const LayerCall& call, ConstRef dy, ConstRef x,
                                                   int64_t weight, int64_t bias, int64_t n, int64_t k) const {
   if (!call.gradients) return;
-  call.kernels.linear_backward_weight(call.gradients + weight, dy, x, call.batch.count(), n, k);
+  call.kernels.linear_backward_weight(call.gradients + weight, dy, x, call.batch.count(), n, k,
+                                      !call.first_gradients);
   if (bias >= 0) call.kernels.bias_backward(call.gradients + bias, dy, call.batch.count(), n);
 }
 

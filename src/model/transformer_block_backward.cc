@@ -41,6 +41,7 @@ void TransformerBlock::backward(const LayerCall& call, ConstRef x, ConstRef dy, 
   const BackwardBuffers buffers =
       lay_out_backward(scratch, call.batch.count(), x.dtype, call.carry == nullptr);
   const Saved saved = bind(call);
+  if (call.gradients && call.first_gradients) layout_.clear_beside_matrices(call.kernels, call.gradients);
   if (buffers.partial && call.gradients)
     call.kernels.fill_zero(buffers.partial, static_cast<size_t>(partial_gradients()) * sizeof(float));
   // dx holds the gradient towards the residual stream between the halves until attention's share is added;

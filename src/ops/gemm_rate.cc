@@ -60,7 +60,7 @@ double measure_gemm_rate(KernelSet& kernels, DType dtype, std::span<const GemmSh
           kernels.linear_forward(y, x, w, {nullptr, dtype}, s.m, s.n, s.k);
         },
         [&] { kernels.linear_backward_input(x, y, w, s.m, s.n, s.k, false); },
-        [&] { kernels.linear_backward_weight(dw, y, x, s.m, s.n, s.k); }};
+        [&] { kernels.linear_backward_weight(dw, y, x, s.m, s.n, s.k, true); }};
     for (const auto& run : directions) {
       std::vector<double> times;
       time_calls(device.compute(), run, share, 3, times);

@@ -68,7 +68,7 @@ struct AttentionShape {
   int64_t heads, kv_heads, head_dim;     // heads is a multiple of kv_heads
   int64_t q_stride, k_stride, v_stride;  // elements from one token to the next; heads contiguous
   int64_t key_rows;                      // tokens from one batch row of k/v to the next (>= key_length)
-  float scale;  // positive
+  float scale;                           // positive
   // Start of each document over positions [0, batch * key_rows), ascending, first 0; every batch row starts
   // one. Empty: each batch row is one document.
   std::span<const int32_t> document_starts;
@@ -97,9 +97,10 @@ struct Classifier {
   const int32_t* labels;  // [tokens]; -100: ignored
   // Backward of the SUM of the losses, in the same pass over the chunks; all null for forward only.
   Ref dx;               // [tokens, hidden], written; may not alias x
-  float* dweight;       // [vocabulary, hidden], +=; null with dx given: frozen
+  float* dweight;       // [vocabulary, hidden], += or written; null with dx given: frozen
   float* token_losses;  // [tokens], written, 0 where ignored; may be null
   VocabularyPart part = {};
+  bool accumulate = true;  // dweight is added to
 
   int64_t words() const { return part.group ? part.words : vocabulary; }
   int64_t largest_part() const { return part.group ? part.most : vocabulary; }
@@ -135,9 +136,9 @@ class KernelSet {
   // dx[M,K] = dy[M,N] w[N,K], added to dx when `accumulate`.
   virtual void linear_backward_input(Ref dx, ConstRef dy, ConstRef w, int64_t m, int64_t n, int64_t k,
                                      bool accumulate) = 0;
-  // dw[N,K] += dy[M,N]^T x[M,K].
-  virtual void linear_backward_weight(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n,
-                                      int64_t k) = 0;
+  // dw[N,K] = dy[M,N]^T x[M,K], added to dw when `accumulate`. M > 0.
+  virtual void linear_backward_weight(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k,
+                                      bool accumulate) = 0;
   // db[N] += column sums of dy[M,N].
   virtual void bias_backward(float* db, ConstRef dy, int64_t m, int64_t n) = 0;
 

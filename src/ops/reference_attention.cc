@@ -143,7 +143,7 @@ ClassifierResult ReferenceKernels::classifier(const Classifier& a) {
     if (!a.dweight) continue;
     for (int64_t c = 0; c < a.hidden; ++c) {
       float& sum = a.dweight[word * a.hidden + c];
-      sum = static_cast<float>(sum + dweight[c]);
+      sum = static_cast<float>((a.accumulate ? sum : 0.0) + dweight[c]);
     }
   }
   for (size_t e = 0; e < dx.size(); ++e) store_element(a.dx, static_cast<int64_t>(e), dx[e]);

@@ -52,12 +52,12 @@ void ReferenceKernels::linear_backward_input(Ref dx, ConstRef dy, ConstRef w, in
 }
 
 void ReferenceKernels::linear_backward_weight(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n,
-                                              int64_t k) {
+                                              int64_t k, bool accumulate) {
   for (int64_t j = 0; j < n; ++j) {
     for (int64_t p = 0; p < k; ++p) {
-      double sum = 0.0;
+      double sum = accumulate ? dw[j * k + p] : 0.0;
       for (int64_t i = 0; i < m; ++i) sum += load_element(dy, i * n + j) * load_element(x, i * k + p);
-      accumulate(dw[j * k + p], sum);
+      dw[j * k + p] = static_cast<float>(sum);
     }
   }
 }

@@ -93,17 +93,14 @@ Ref TrainingBinder::activation(const StepGraph& graph, const Task& task, Role ro
   return use ? Ref{at(graph, *use, step), parts_.dtype} : Ref{nullptr, parts_.dtype};
 }
 
-float* TrainingBinder::gradient(const StepGraph& graph, const Task& task, Role role, int64_t step) const {
+TrainingBinder::Gradient TrainingBinder::gradient(const StepGraph& graph, const Task& task, Role role,
+                                                  int64_t step) const {
   for (const Use& use : task.uses) {
     if (use.role != role || use.access == Access::kRead) continue;
-    std::byte* data = at(graph, use, step);
     // The first contribution of a step (or virtual rank) finds whatever lay there before.
-    if (use.access == Access::kWrite)
-      parts_.kernels.fill_zero(data,
-                               static_cast<size_t>(graph.buffers[static_cast<size_t>(use.buffer)].bytes));
-    return reinterpret_cast<float*>(data);
+    return {reinterpret_cast<float*>(at(graph, use, step)), use.access == Access::kWrite};
   }
-  return nullptr;
+  return {};
 }
 
 LayerCall TrainingBinder::call(const StepGraph& graph, const Task& task, int64_t step,
@@ -236,8 +233,12 @@ bool TrainingBinder::start_behind(const StepGraph& graph, Instance next) {
 void TrainingBinder::forward(const StepGraph& graph, const Task& task, int64_t step) {
   std::vector<Ref> saved;
   LayerCall c = call(graph, task, step, saved);
-  c.gradients = gradient(graph, task, Role::kGradient, step);
-  c.shared_gradients = gradient(graph, task, Role::kSharedGradient, step);
+  const Gradient own = gradient(graph, task, Role::kGradient, step),
+                 shared = gradient(graph, task, Role::kSharedGradient, step);
+  c.gradients = own.data;
+  c.first_gradients = own.first;
+  c.shared_gradients = shared.data;
+  c.first_shared_gradients = shared.first;
   const ClassifierResult result = parts_.model.layer(task.at.layer_begin)
                                       .forward(c, activation(graph, task, Role::kInput, 0, step),
                                                activation(graph, task, Role::kOutput, 0, step));
@@ -263,7 +264,9 @@ void TrainingBinder::forward(const StepGraph& graph, const Task& task, int64_t s
 void TrainingBinder::backward(const StepGraph& graph, const Task& task, int64_t step) {
   std::vector<Ref> saved;
   LayerCall c = call(graph, task, step, saved);
-  c.gradients = gradient(graph, task, Role::kGradient, step);
+  const Gradient own = gradient(graph, task, Role::kGradient, step);
+  c.gradients = own.data;
+  c.first_gradients = own.first;
   parts_.model.layer(task.at.layer_begin)
       .backward(c, activation(graph, task, Role::kInput, 0, step),
                 activation(graph, task, Role::kInput, 1, step),

@@ -153,7 +153,12 @@ class TrainingBinder : public KernelBinder {
   std::byte* at(const StepGraph& graph, const Use& use, int64_t step) const;
   Ref activation(const StepGraph& graph, const Task& task, Role role, int index, int64_t step) const;
   LayerCall call(const StepGraph& graph, const Task& task, int64_t step, std::vector<Ref>& saved) const;
-  float* gradient(const StepGraph& graph, const Task& task, Role role, int64_t step) const;
+  // The gradients that a task adds to, and whether it is the first to.
+  struct Gradient {
+    float* data = nullptr;
+    bool first = false;
+  };
+  Gradient gradient(const StepGraph& graph, const Task& task, Role role, int64_t step) const;
   void forward(const StepGraph& graph, const Task& task, int64_t step);
   void backward(const StepGraph& graph, const Task& task, int64_t step);
   void fold(const StepGraph& graph, const Task& task, int64_t step);

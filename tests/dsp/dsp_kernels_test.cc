@@ -34,7 +34,7 @@ struct LinearCase {
   void run(KernelSet& kernels) {
     kernels.linear_forward(y.ref(), x.ref(), w.ref(), bias.ref(), m, n, k);
     kernels.linear_backward_input(dx.ref(), dy.ref(), w.ref(), m, n, k, true);
-    kernels.linear_backward_weight(dw.f32(), dy.ref(), x.ref(), m, n, k);
+    kernels.linear_backward_weight(dw.f32(), dy.ref(), x.ref(), m, n, k, true);
   }
 };
 
@@ -120,6 +120,17 @@ TEST(DspKernels, ClassifierOverSeveralChunks) {
   expect_near(want.dx, got.dx, kNear, "dx");
   expect_near(want.dweight, got.dweight, kNear, "dweight");
   EXPECT_EQ(kernels.counts()["classifier forward"].calls, 2);
+}
+
+TEST(DspKernels, AFirstGradientIsWrittenToZeros) {
+  DspKernels kernels;
+  LinearCase from(7, 5, 3);
+  Array written = Array::filled(DType::kF32, 15, NAN), added = Array::filled(DType::kF32, 15, 0.0);
+  kernels.linear_backward_weight(added.f32(), from.dy.ref(), from.x.ref(), 7, 5, 3, true);
+  EXPECT_EQ(kernels.counts()["zero"].calls, 0);
+  kernels.linear_backward_weight(written.f32(), from.dy.ref(), from.x.ref(), 7, 5, 3, false);
+  EXPECT_EQ(kernels.counts()["zero"].calls, 1);
+  EXPECT_TRUE(written.same_bits(added));
 }
 
 TEST(DspKernels, WithoutValuesTheyCountTheSameAndTouchNothing) {

@@ -56,6 +56,20 @@ void expect_same_bits(const RunResult& a, const RunResult& b) {
   for (const auto& [name, gradient] : a.gradients) EXPECT_EQ(gradient, b.gradients.at(name)) << name;
 }
 
+// Padding is part of what is summed over ranks and squared: it must be zeros, too.
+TEST_P(Passes, FirstGradientsAreWrittenAsIfToZeros) {
+  ModelRunner runner = make_runner();
+  const TestBatch batch = random_batch(2, 13, 37);
+  for (const std::vector<int64_t>& segments : {std::vector<int64_t>{}, {4, 9}}) {
+    const RunResult added = runner.run(batch, {.segments = segments});
+    std::vector<std::vector<float>> blocks;
+    for (int i = 0; i < runner.model().layer_count(); ++i) blocks.push_back(runner.gradient_block(i));
+    expect_same_bits(runner.run(batch, {.segments = segments, .written = true}), added);
+    for (int i = 0; i < runner.model().layer_count(); ++i)
+      EXPECT_EQ(runner.gradient_block(i), blocks[static_cast<size_t>(i)]) << "layer " << i;
+  }
+}
+
 TEST_P(Passes, RecoveryGivesTheSameBits) {
   ModelRunner runner = make_runner();
   const TestBatch batch = random_batch(2, 13, 37);

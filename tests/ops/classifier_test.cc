@@ -1,3 +1,4 @@
+#include <array>
 #include <cmath>
 
 #include "ops/classifier_chunk.h"
@@ -190,6 +191,30 @@ TEST_P(ClassifierTest, GradientsOfWeightsAddUp) {
   Array expected(before);
   for (int64_t i = 0; i < before.size(); ++i) expected.set(i, 2.0 * once.dweight.at(i) - before.at(i));
   expect_near(expected, twice.dweight, 1e-6, "dweight");
+}
+
+// Whatever lay there before, also where the tokens take several chunks.
+TEST_P(ClassifierTest, FirstGradientsOfWeightsAreWritten) {
+  for (const auto& [tokens, hidden, vocabulary] :
+       {std::array<int64_t, 3>{9, 20, 77}, {kMostClassifierTokens + 9, 8, 33}}) {
+    const Granted kernels = granted_for(tokens, hidden, vocabulary);
+    Case written(dtype(), tokens, hidden, vocabulary), added(written);
+    for (int64_t i = 0; i < added.dweight.size(); ++i) {
+      written.dweight.set(i, NAN);
+      added.dweight.set(i, 0);
+    }
+    Classifier a = written.arguments();
+    a.accumulate = false;
+    kernels->classifier(a);
+    kernels->classifier(added.arguments());
+    for (int64_t i = 0; i < added.dweight.size(); ++i) {
+      ASSERT_EQ(added.dweight.at(i), written.dweight.at(i)) << tokens << " tokens, at " << i;
+    }
+    written.labels.assign(static_cast<size_t>(tokens), kIgnoredLabel);
+    written.dweight.set(0, NAN);
+    kernels->classifier(a);
+    expect_same_bits(Array::filled(DType::kF32, vocabulary * hidden, 0.0), written.dweight, "no valid label");
+  }
 }
 
 TEST_P(ClassifierTest, NoValidTokenGivesZeros) {

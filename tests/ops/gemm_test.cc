@@ -2,6 +2,8 @@
 // number of threads. Shapes are thin, so that the reference is quick.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "ops/gemm_rate.h"
 #include "ops/op_test.h"
 
@@ -37,9 +39,22 @@ TEST_P(GemmTest, EveryDirectionAcrossBlocks) {
     reference_->linear_backward_input(expected_dx.ref(), dy.ref(), w.ref(), m, n, k, true);
     kernels->linear_backward_input(dx.ref(), dy.ref(), w.ref(), m, n, k, true);
     expect_near(expected_dx, dx, 4 * within("linear"), "dx " + what);
-    reference_->linear_backward_weight(expected_dw.f32(), dy.ref(), x.ref(), m, n, k);
-    kernels->linear_backward_weight(dw.f32(), dy.ref(), x.ref(), m, n, k);
+    reference_->linear_backward_weight(expected_dw.f32(), dy.ref(), x.ref(), m, n, k, true);
+    kernels->linear_backward_weight(dw.f32(), dy.ref(), x.ref(), m, n, k, true);
     expect_near(expected_dw, dw, 4 * within("linear weight"), "dw " + what);
+  }
+}
+
+// Whatever lay there before.
+TEST_P(GemmTest, AWeightsFirstGradientIsWritten) {
+  for (const auto& [m, n, k] : {Shape{3, 5, 7}, {70, 90, 65}, {2100, 40, 33}}) {
+    const std::string what = fmt::format("{} x {} x {}", m, n, k);
+    const Granted kernels = granted_for(m, n, k);
+    const Array x(dtype(), m * k, 1), dy(dtype(), m * n, 3);
+    Array written = Array::filled(DType::kF32, n * k, NAN), added = Array::filled(DType::kF32, n * k, 0.0);
+    kernels->linear_backward_weight(written.f32(), dy.ref(), x.ref(), m, n, k, false);
+    kernels->linear_backward_weight(added.f32(), dy.ref(), x.ref(), m, n, k, true);
+    for (int64_t i = 0; i < n * k; ++i) ASSERT_EQ(added.at(i), written.at(i)) << what << " at " << i;
   }
 }
 
@@ -52,7 +67,7 @@ TEST_P(GemmTest, BitsDoNotDependOnThreads) {
       const Granted kernels = granted_for(m, n, k, threads);
       kernels->linear_forward(to_y.ref(), x.ref(), w.ref(), {}, m, n, k);
       kernels->linear_backward_input(to_dx.ref(), dy.ref(), w.ref(), m, n, k, false);
-      kernels->linear_backward_weight(to_dw.f32(), dy.ref(), x.ref(), m, n, k);
+      kernels->linear_backward_weight(to_dw.f32(), dy.ref(), x.ref(), m, n, k, true);
     };
     Array y1(y), dx1(dx), dw1(dw);
     run(1, y1, dx1, dw1);

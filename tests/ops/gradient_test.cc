@@ -54,7 +54,7 @@ TEST_F(GradientTest, Linear) {
   Array dx = Array::filled(kF32, m * k, 0.0), dw = Array::filled(kF32, n * k, 0.0),
         db = Array::filled(kF32, n, 0.0);
   reference_->linear_backward_input(dx.ref(), dy.ref(), w.ref(), m, n, k, false);
-  reference_->linear_backward_weight(dw.f32(), dy.ref(), x.ref(), m, n, k);
+  reference_->linear_backward_weight(dw.f32(), dy.ref(), x.ref(), m, n, k, true);
   reference_->bias_backward(db.f32(), dy.ref(), m, n);
   expect_gradient(x, dx, objective, "dx");
   expect_gradient(w, dw, objective, "dw");

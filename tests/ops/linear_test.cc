@@ -62,8 +62,8 @@ TEST_P(LinearTest, BackwardWeightAndBiasAdd) {
     Array expected(DType::kF32, s.n * s.k, 3), actual(expected);
     Array expected_bias(DType::kF32, s.n, 4), actual_bias(expected_bias);
     for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
-      reference_->linear_backward_weight(expected.f32(), dy.ref(), x.ref(), s.m, s.n, s.k);
-      kernels->linear_backward_weight(actual.f32(), dy.ref(), x.ref(), s.m, s.n, s.k);
+      reference_->linear_backward_weight(expected.f32(), dy.ref(), x.ref(), s.m, s.n, s.k, true);
+      kernels->linear_backward_weight(actual.f32(), dy.ref(), x.ref(), s.m, s.n, s.k, true);
       reference_->bias_backward(expected_bias.f32(), dy.ref(), s.m, s.n);
       kernels->bias_backward(actual_bias.f32(), dy.ref(), s.m, s.n);
     }

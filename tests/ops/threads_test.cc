@@ -41,7 +41,7 @@ TEST_P(ThreadsTest, Linear) {
                 [&](KernelSet& kernels, std::vector<Array>& out) {
                   kernels.linear_forward(out[0].ref(), x.ref(), w.ref(), bias.ref(), s.m, s.n, s.k);
                   kernels.linear_backward_input(out[1].ref(), dy.ref(), w.ref(), s.m, s.n, s.k, true);
-                  kernels.linear_backward_weight(out[2].f32(), dy.ref(), x.ref(), s.m, s.n, s.k);
+                  kernels.linear_backward_weight(out[2].f32(), dy.ref(), x.ref(), s.m, s.n, s.k, true);
                   kernels.bias_backward(out[3].f32(), dy.ref(), s.m, s.n);
                 });
   }

@@ -51,7 +51,7 @@ Products all_products(DType type, const ProductSize& s, Stream stream) {
   gemm_nt(p.y.ref(), o.x.ref(), o.w.ref(), o.bias.ref(), m, n, k, stream);
   gemm_nn(p.dx.ref(), o.dy.ref(), o.w.ref(), m, n, k, false, stream);
   gemm_nn(p.dx_added.ref(), o.dy.ref(), o.w.ref(), m, n, k, true, stream);
-  gemm_tn(p.dw.f32(), o.dy.ref(), o.x.ref(), m, n, k, stream);
+  gemm_tn(p.dw.f32(), o.dy.ref(), o.x.ref(), m, n, k, true, stream);
   return p;
 }
 
@@ -67,7 +67,7 @@ TEST_P(DeviceGemm, EqualsTheReferenceAtOddSizes) {
     reference_->linear_forward(expected.y.ref(), o.x.ref(), o.w.ref(), o.bias.ref(), m, n, k);
     reference_->linear_backward_input(expected.dx.ref(), o.dy.ref(), o.w.ref(), m, n, k, false);
     reference_->linear_backward_input(expected.dx_added.ref(), o.dy.ref(), o.w.ref(), m, n, k, true);
-    reference_->linear_backward_weight(expected.dw.f32(), o.dy.ref(), o.x.ref(), m, n, k);
+    reference_->linear_backward_weight(expected.dw.f32(), o.dy.ref(), o.x.ref(), m, n, k, true);
     const Products actual = all_products(dtype(), s, nullptr);
     expect_near(expected.y, actual.y, within(), "y " + s.text());
     expect_near(expected.dx, actual.dx, within(), "dx " + s.text());
@@ -124,8 +124,9 @@ TEST_P(DeviceGemm, LargeTilesOfTheOtherDirections) {
     expect_near(expected_dx, actual, within(), fmt::format("row {} of dx", row));
   }
   Array dw(DType::kF32, weight.n * weight.k, 8), expected_dw(dw);
-  gemm_tn(dw.f32(), w.dy.ref(), w.x.ref(), weight.m, weight.n, weight.k, nullptr);
-  reference_->linear_backward_weight(expected_dw.f32(), w.dy.ref(), w.x.ref(), weight.m, weight.n, weight.k);
+  gemm_tn(dw.f32(), w.dy.ref(), w.x.ref(), weight.m, weight.n, weight.k, true, nullptr);
+  reference_->linear_backward_weight(expected_dw.f32(), w.dy.ref(), w.x.ref(), weight.m, weight.n, weight.k,
+                                     true);
   expect_near(expected_dw, dw, kWithinSums, "dw");
 }
 

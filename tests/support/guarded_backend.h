@@ -33,9 +33,10 @@ class GuardedKernels final : public KernelSet {
     reach(dx, dy, w);
     later([=](KernelSet& kernels) { kernels.linear_backward_input(dx, dy, w, m, n, k, accumulate); });
   }
-  void linear_backward_weight(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k) override {
+  void linear_backward_weight(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k,
+                              bool accumulate) override {
     reach(dw, dy, x);
-    later([=](KernelSet& kernels) { kernels.linear_backward_weight(dw, dy, x, m, n, k); });
+    later([=](KernelSet& kernels) { kernels.linear_backward_weight(dw, dy, x, m, n, k, accumulate); });
   }
   void bias_backward(float* db, ConstRef dy, int64_t m, int64_t n) override {
     reach(db, dy);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "model/layers.h"
@@ -36,6 +37,7 @@ struct RunOptions {
   uint64_t kept = 0;     // bit i: saved tensor i of each block
   bool backward = true;
   bool in_place = false;  // dx in the memory of dy
+  bool written = false;   // gradients begin as anything, not as zeros, and the first of each are written
 };
 
 struct RunResult {
@@ -128,6 +130,12 @@ class ModelRunner {
     return logits;
   }
 
+  // A layer's gradients as the last run left them, padding too.
+  std::vector<float> gradient_block(int layer) const {
+    const GuardedBuffer& block = gradients_[static_cast<size_t>(layer)];
+    return {block.f32(), block.f32() + block.size() / sizeof(float)};
+  }
+
   // The bytes of every saved tensor of the last run, block by block.
   std::vector<std::byte> saved_bytes() const {
     std::vector<std::byte> all;
@@ -174,8 +182,9 @@ class ModelRunner {
     gradients_.clear();
     for (int i = 0; i < model_.layer_count(); ++i) {
       gradients_.emplace_back(model_.layer(i).block_size() * 4);
-      gradients_.back().zero();
+      if (!options.written) gradients_.back().zero();
     }
+    fresh_.assign(gradients_.size(), options.written);
   }
 
   Segment cut(const TestBatch& batch, int64_t offset, int64_t length) {
@@ -217,6 +226,13 @@ class ModelRunner {
                           .dv = carry_memory_[first + 3].f32(),
                           .whole_sequence = batch.sequence});
     }
+  }
+
+  // Says so if the layer's pass is the first to add to its gradients, or to the embedding's.
+  void begin_gradients(LayerCall& call, int layer, bool forward) {
+    const bool head = layer + 1 == model_.layer_count(), tied = model_.config().tie_word_embeddings;
+    if (!forward || head) call.first_gradients = std::exchange(fresh_[static_cast<size_t>(layer)], false);
+    if (forward && head && tied) call.first_shared_gradients = std::exchange(fresh_[0], false);
   }
 
   LayerCall make_call(const Segment& segment, int layer) {
@@ -265,6 +281,7 @@ class ModelRunner {
       if (options.recover && options.kept == 0 && i < last) call.saved = {};
       std::vector<float> token_losses(segment.tokens.size());
       if (i == last) call.token_losses = token_losses.data();
+      if (options.backward) begin_gradients(call, i, true);
       const Ref y = i < last ? segment.activations[static_cast<size_t>(i)].as(dtype_) : Ref{};
       const ClassifierResult loss = model_.layer(i).forward(call, input_of(segment, i), y);
       temporary_.check("temporary of forward");
@@ -293,6 +310,7 @@ class ModelRunner {
       }
       LayerCall call = make_call(segment, i);
       call.saved = saved;
+      begin_gradients(call, i, false);
       const bool is_head = i + 1 == model_.layer_count();
       const Ref out = i == 0 ? Ref{} : options.in_place ? dy.as(dtype_) : dx.as(dtype_);
       model_.layer(i).backward(call, input_of(segment, i), is_head ? ConstRef{} : ConstRef(dy.as(dtype_)),
@@ -328,6 +346,7 @@ class ModelRunner {
   DType dtype_;
   TensorGroup* group_;
   std::vector<GuardedBuffer> weights_, gradients_, carry_memory_;
+  std::vector<uint8_t> fresh_;  // by layer: nothing has been added to its gradients yet
   std::vector<Carry> carries_;
   std::vector<Segment> segments_;
   GuardedBuffer temporary_, workspace_;
