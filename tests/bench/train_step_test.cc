@@ -73,20 +73,22 @@ TEST(KernelMeter, CountsAStepAsByHand) {
     EXPECT_EQ(sum.seconds > 0, calls > 0) << name_of(kernel);
   };
   // Products [tokens, output, input]: 32 x 128 x 64, 32 x 64 x 64, 32 x 256 x 64, 32 x 64 x 128. Operands and
-  // results of them are 2 bytes, gradients of weights 4, read and written.
+  // results of them are 2 bytes, gradients of weights 4: written by the first of two micro-batches, read and
+  // written by the other.
   const int64_t products = 2 * 32 * (128 * 64 + 64 * 64 + 256 * 64 + 64 * 128);
   const int64_t narrow = 2 * (32 * 64 + 128 * 64 + 32 * 128) + 2 * (32 * 64 + 64 * 64 + 32 * 64) +
                          2 * (32 * 64 + 256 * 64 + 32 * 256) + 2 * (32 * 128 + 64 * 128 + 32 * 64);
   expect(Kernel::kLinearForward, 16, 4 * products, 4 * narrow);
   expect(Kernel::kLinearBackwardInput, 16, 4 * products, 4 * narrow);
-  expect(Kernel::kLinearBackwardWeight, 16, 4 * products, 4 * (narrow + 6 * 36864));
+  expect(Kernel::kLinearBackwardWeight, 16, 4 * products, 4 * narrow + 2 * (2 + 6) * 36864);
   expect(Kernel::kBiasBackward, 0, 0, 0);
   // Two products, and four, of half of 32 x 32 pairs; queries are 4096 bytes, keys 2048, sums 512, gradients
   // of keys and values 4096 each, read and written.
   expect(Kernel::kAttentionForward, 4, 4 * 2 * 2 * 512 * 64, 4 * (2 * 4096 + 2 * 2048 + 512));
   expect(Kernel::kAttentionBackward, 4, 4 * 4 * 2 * 512 * 64, 4 * (4 * 4096 + 2 * 2048 + 512 + 2 * 2 * 4096));
   // x, its gradient, weights of 2 bytes and their gradient, labels, losses.
-  expect(Kernel::kClassifier, 2, 2 * 3 * 2 * 32 * 257 * 64, 2 * (2 * 4096 + 257 * 64 * (2 + 8) + 128));
+  expect(Kernel::kClassifier, 2, 2 * 3 * 2 * 32 * 257 * 64,
+         2 * (2 * 4096 + 257 * 64 * 2 + 128) + 257 * 64 * (4 + 8));
   // Two norms a block and one of the head; those of blocks are made again by the backward pass.
   expect(Kernel::kNormForward, 18, 0, 18 * (2 * 4096 + 64 * 2 + 32 * 4));
   const int64_t norm_backward = 3 * 4096 + 64 * 2 + 32 * 4 + 64 * 8;
