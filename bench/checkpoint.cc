@@ -17,6 +17,7 @@
 #include "base/file.h"
 #include "base/statistics.h"
 #include "base/units.h"
+#include "checkpoint/checkpoint_layout.h"
 #include "comm/in_process.h"
 #include "data/synthetic_source.h"
 #include "device/arena.h"
@@ -163,9 +164,10 @@ class PlainFile {
   Arena memory_;
 };
 
-std::vector<fs::path> files_in(const fs::path& folder) {
+// Of the newest checkpoint in a folder: older ones may be on their way out.
+std::vector<fs::path> newest_files(const fs::path& folder) {
   std::vector<fs::path> files;
-  for (const auto& entry : fs::recursive_directory_iterator(folder))
+  for (const auto& entry : fs::recursive_directory_iterator(list_checkpoints(folder, "").front().path))
     if (entry.is_regular_file()) files.push_back(entry.path());
   return files;
 }
@@ -241,7 +243,7 @@ Json measure(const Arguments& a) {
   Job job(a);
   job.state().save(folder);  // not timed: makes buffers and folders
   uint64_t bytes = 0;
-  for (const auto& file : files_in(folder)) bytes += fs::file_size(file);
+  for (const auto& file : newest_files(folder)) bytes += fs::file_size(file);
   PlainFile plain(scratch.path() / "plain", bytes);
   std::vector<double> write, save, read, load;
   for (int64_t round = 0; round < a.rounds; ++round) {
@@ -249,7 +251,7 @@ Json measure(const Arguments& a) {
     job.count_a_step();  // so that it does not replace the one before
     save.push_back(timed([&] { job.state().save(folder); }));
     read.push_back(plain.read());
-    for (const auto& file : files_in(folder)) drop_from_cache(file);
+    for (const auto& file : newest_files(folder)) drop_from_cache(file);
     load.push_back(timed([&] { job.state().restore_newest(folder); }));
   }
   const auto rate = [&](const std::vector<double>& seconds) {

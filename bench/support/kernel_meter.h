@@ -68,7 +68,7 @@ class KernelRecord {
 
 // What the products of a step and the bytes of everything else need when nothing is computed twice: forward
 // work counts as often as the backward work that goes with it. Memory is not cleared: what adds first could
-// write.
+// write, as gradients of matrices do.
 KernelWork necessary_work(const KernelRecord& record);
 
 // Kernels that do what `inner` does. `record` outlives them. Seconds are those until a call returns.

@@ -38,7 +38,7 @@ class CublasLtGemm {
   // dx[M,K] = dy[M,N] w[N,K], added to dx when `accumulate`.
   bool nn(Ref dx, ConstRef dy, ConstRef w, int64_t m, int64_t n, int64_t k, bool accumulate,
           std::span<std::byte> workspace, cudaStream_t stream);
-  // dw[N,K] += dy[M,N]^T x[M,K].
+  // dw[N,K] = dy[M,N]^T x[M,K], added to dw when `accumulate`.
   bool tn(float* dw, ConstRef dy, ConstRef x, int64_t m, int64_t n, int64_t k, bool accumulate,
           std::span<std::byte> workspace, cudaStream_t stream);
 

@@ -82,10 +82,11 @@ enum class Sender : uint8_t { kIdle, kComputes };
 
 class Prober {
  public:
-  Prober(Communicator& group, KernelSet& kernels, DType dtype, int64_t message_bytes, int64_t sum_bytes,
-         SumAlgorithm algorithm)
+  Prober(Communicator& group, KernelSet& kernels, int busy_cores, DType dtype, int64_t message_bytes,
+         int64_t sum_bytes, SumAlgorithm algorithm)
       : group_(group),
         work_(kernels, dtype),
+        busy_cores_(busy_cores),
         message_(static_cast<size_t>(message_bytes)),
         sum_count_(static_cast<size_t>(sum_bytes) / sizeof(float)) {
     options_.algorithm = algorithm;
@@ -117,7 +118,7 @@ class Prober {
     p.sum_latency_seconds = least / 2;
     p.sum_bytes_per_second = 2 * (n - 1) / n * static_cast<double>(sum_count_ * sizeof(float)) /
                              std::max(whole - least, whole / 4);
-    p.sum_cores = share([&] { sum(sum_count_); }, whole);
+    if (busy_cores_ > 0) p.sum_cores = share([&] { sum(sum_count_); }, whole);
     return p;
   }
 
@@ -169,9 +170,9 @@ class Prober {
     return median(seconds);
   }
 
-  // Seconds from rank 0 to rank 1. As in training, the sender's thread polls for another message meanwhile, and
-  // where work goes on beside it must get a core before it finds that there is something to send; that counts.
-  // The time of departure travels with the message.
+  // Seconds from rank 0 to rank 1. As in training, the sender's thread polls for another message meanwhile,
+  // and where work goes on beside it must get a core before it finds that there is something to send; that
+  // counts. The time of departure travels with the message.
   double one_way(size_t bytes, Sender sender) {
     std::byte* const memory = memory_.bytes().data();
     std::vector<double> seconds;
@@ -240,7 +241,7 @@ class Prober {
         transfer_beside = (now() - begin) / repeats;
         core = (core_seconds() - core_begin) / repeats;
       });
-      const CoreShare found = core_share_of(seconds_alone, transfer_beside, core);
+      const CoreShare found = core_share_of(seconds_alone, transfer_beside, core, busy_cores_);
       shares.push_back(found.share);
       weights.push_back(found.weight);
     }
@@ -251,6 +252,7 @@ class Prober {
 
   Communicator& group_;
   Work work_;
+  int busy_cores_;
   OpenGate gate_;
   Clock clock_;
   CollectiveOptions options_;
@@ -262,9 +264,9 @@ class Prober {
 
 }  // namespace
 
-CoreShare core_share_of(double transfer_alone, double transfer_beside, double core_seconds) {
+CoreShare core_share_of(double transfer_alone, double transfer_beside, double had_core, int busy_cores) {
   constexpr double kLeastTaken = 1e-3, kMostTaken = 0.999;
-  const double share = std::min(1.0, core_seconds / transfer_alone);
+  const double share = std::min(1.0, had_core / transfer_alone) / busy_cores;
   if (share < kLeastTaken) return {};
   const double speed = std::min(1.0, transfer_alone / transfer_beside);
   // Where both want the core, the transfer gets its speed's part of its share.
@@ -272,10 +274,10 @@ CoreShare core_share_of(double transfer_alone, double transfer_beside, double co
   return {share, gets / (1 - gets)};
 }
 
-LinkProfile measure_links(Communicator& group, KernelSet& kernels, DType dtype, int64_t message_bytes,
-                          int64_t sum_bytes, SumAlgorithm algorithm) {
+LinkProfile measure_links(Communicator& group, KernelSet& kernels, int busy_cores, DType dtype,
+                          int64_t message_bytes, int64_t sum_bytes, SumAlgorithm algorithm) {
   require(group.size() > 1, "a link has two ends");
-  return Prober(group, kernels, dtype, message_bytes, sum_bytes, algorithm).measure();
+  return Prober(group, kernels, busy_cores, dtype, message_bytes, sum_bytes, algorithm).measure();
 }
 
 }  // namespace trainer

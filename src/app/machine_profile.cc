@@ -117,7 +117,7 @@ Platform to_platform(const MachineProfile& profile) {
 
 MachineProfiler::MachineProfiler(const MpiEnvironment& mpi, Communicator& world,
                                  const std::vector<ProfileSubject>& subjects, int cores, int steps)
-    : world_(world), subjects_(subjects), steps_(steps) {
+    : world_(world), subjects_(subjects), cores_(cores), steps_(steps) {
   const Config& first = subjects.front().config;
   const auto plural = [](int64_t count) { return count == 1 ? "" : "s"; };
   rates_.source = fmt::format(
@@ -147,10 +147,11 @@ MachineProfile MachineProfiler::measure_links() const {
   const TransferSizes sizes = transfer_sizes(subjects_);
   const ProfileSubject& s = subjects_.front();
   const auto kernels = make_kernels(s.config.device);
+  const int busy_cores = s.config.device.threads >= cores_ ? cores_ : 0;
   const auto measure = [&](Communicator& group) -> std::optional<LinkProfile> {
     if (group.size() == 1) return std::nullopt;
-    return trainer::measure_links(group, *kernels, s.config.precision.compute, sizes.message, sizes.sum,
-                                  s.config.parallel.grad_sync);
+    return trainer::measure_links(group, *kernels, busy_cores, s.config.precision.compute, sizes.message,
+                                  sizes.sum, s.config.parallel.grad_sync);
   };
   const auto nodes = world_.nodes();
   const int rank = world_.rank();

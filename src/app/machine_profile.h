@@ -57,7 +57,7 @@ class MachineProfiler {
  private:
   Communicator& world_;
   const std::vector<ProfileSubject>& subjects_;
-  int steps_;
+  int cores_, steps_;
   MachineProfile rates_;
 };
 

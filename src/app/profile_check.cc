@@ -48,8 +48,8 @@ std::vector<CheckedPlan> check_profile(const MachineProfiler& profiler, Communic
         profiler.measure_layers(subjects[group.front()], profile);
         return to_platform(profile);
       };
-      // A machine that shares its cores changes its pace from one second to the next: a plan is predicted
-      // from what stands right before it and right after it.
+      // A machine that shares its cores changes its pace from one second to the next: the profiles of a plan
+      // stand right before it and right after it.
       Platform before = measure_platform();
       for (size_t k = 0; k < group.size(); ++k) {
         const size_t i = group[(k + static_cast<size_t>(round)) % group.size()];

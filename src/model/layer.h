@@ -127,7 +127,8 @@ struct LayerCall {
   Ref shared_weights;          // the block it shares (tied head: the embedding's)
   float* gradients = nullptr;  // flat fp32, same layout as weights; null: frozen
   float* shared_gradients = nullptr;
-  // They hold nothing yet: they are written, padding too, instead of added to.
+  // They hold nothing yet: the head's forward and the other layers' backward write them, padding too, instead
+  // of adding. Where the head is told so it is given all of `saved`.
   bool first_gradients = false, first_shared_gradients = false;
   // One per catalogue entry, in its order. Forward leaves out what is null (empty: all of it); key and value
   // are not used with a carry. Recover and backward are given all of them.

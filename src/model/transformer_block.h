@@ -109,7 +109,8 @@ class TransformerBlock final : public Layer {
 
   void linear(const LayerCall& call, Ref y, ConstRef x, int64_t weight, int64_t bias, int64_t n,
               int64_t k) const;
-  // Adds to the weight's and bias's gradients from dy and x; nothing when frozen.
+  // Adds to the weight's and bias's gradients from dy and x, or writes the weight's first one; nothing when
+  // frozen.
   void linear_parameters_backward(const LayerCall& call, ConstRef dy, ConstRef x, int64_t weight,
                                   int64_t bias, int64_t n, int64_t k) const;
   void norm(const LayerCall& call, Ref y, ConstRef x, int64_t weight, int64_t bias, float* mean,

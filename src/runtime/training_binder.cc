@@ -233,10 +233,10 @@ bool TrainingBinder::start_behind(const StepGraph& graph, Instance next) {
 void TrainingBinder::forward(const StepGraph& graph, const Task& task, int64_t step) {
   std::vector<Ref> saved;
   LayerCall c = call(graph, task, step, saved);
-  const Gradient own = gradient(graph, task, Role::kGradient, step),
+  const Gradient to = gradient(graph, task, Role::kGradient, step),
                  shared = gradient(graph, task, Role::kSharedGradient, step);
-  c.gradients = own.data;
-  c.first_gradients = own.first;
+  c.gradients = to.data;
+  c.first_gradients = to.first;
   c.shared_gradients = shared.data;
   c.first_shared_gradients = shared.first;
   const ClassifierResult result = parts_.model.layer(task.at.layer_begin)
@@ -264,9 +264,9 @@ void TrainingBinder::forward(const StepGraph& graph, const Task& task, int64_t s
 void TrainingBinder::backward(const StepGraph& graph, const Task& task, int64_t step) {
   std::vector<Ref> saved;
   LayerCall c = call(graph, task, step, saved);
-  const Gradient own = gradient(graph, task, Role::kGradient, step);
-  c.gradients = own.data;
-  c.first_gradients = own.first;
+  const Gradient to = gradient(graph, task, Role::kGradient, step);
+  c.gradients = to.data;
+  c.first_gradients = to.first;
   parts_.model.layer(task.at.layer_begin)
       .backward(c, activation(graph, task, Role::kInput, 0, step),
                 activation(graph, task, Role::kInput, 1, step),

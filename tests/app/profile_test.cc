@@ -112,6 +112,9 @@ TEST(ProfileCommand, ChecksPlansInTurnWithProfiles) {
     ASSERT_EQ(plans[0][key].size(), 2u) << key;
     for (const double seconds : plans[0][key].get<std::vector<double>>()) EXPECT_GT(seconds, 0) << key;
   }
+  const CheckedPlan plan{config, plans[0]["measured_seconds"], plans[0]["predicted_seconds"]};
+  EXPECT_NEAR(plans[0]["step_seconds"], plan.step_seconds(), 1e-12);
+  EXPECT_NEAR(plans[0]["error"], plan.error(), 1e-12);
   EXPECT_EQ(run({config, "--rounds", "2"}).code, 2);
   EXPECT_EQ(run({config, "--check", out, "--out", "platform.json"}).code, 2);
 }
@@ -152,17 +155,22 @@ TEST(LayerProfile, AsManyBlocksAsFitAreRun) {
 
 TEST(LinkProfile, TheShareOfACoreIsWhatTransfersTakeAtFullSpeed) {
   // One that shares a core evenly with work: it takes twice as long beside it.
-  const CoreShare even = core_share_of(1, 2, 1);
+  const CoreShare even = core_share_of(1, 2, 1, 1);
   EXPECT_DOUBLE_EQ(even.share, 1);
   EXPECT_DOUBLE_EQ(even.weight, 1);
   // One that hardly gets a core: ten times as long, for a tenth of which it has one.
-  const CoreShare weak = core_share_of(1, 10, 1);
+  const CoreShare weak = core_share_of(1, 10, 1, 1);
   EXPECT_NEAR(weak.share, 1, 1e-12);
   EXPECT_NEAR(weak.weight, 1.0 / 9, 1e-12);
   // A transfer that keeps its speed and takes a fifth of the core.
-  EXPECT_NEAR(core_share_of(1, 1, 0.2).share, 0.2, 1e-12);
+  EXPECT_NEAR(core_share_of(1, 1, 0.2, 1).share, 0.2, 1e-12);
   // One that an engine moves.
-  EXPECT_EQ(core_share_of(1, 1.5, 1e-4).share, 0);
+  EXPECT_EQ(core_share_of(1, 1.5, 1e-4, 1).share, 0);
+  // One that takes turns with one of eight threads; and one that polls longer beside work than alone.
+  const CoreShare one_of_eight = core_share_of(1, 2, 1, 8);
+  EXPECT_DOUBLE_EQ(one_of_eight.share, 1.0 / 8);
+  EXPECT_DOUBLE_EQ(one_of_eight.weight, 1.0 / 15);
+  EXPECT_EQ(core_share_of(1, 4, 3, 1).share, 1);
 }
 
 TEST(MachineProfile, BecomesAPlatformThatReadsBack) {
@@ -206,7 +214,7 @@ TEST(MachineProfile, BecomesAPlatformThatReadsBack) {
 
 // Rounds in which neighbours slowed down the plan or the profiles do not count.
 TEST(CheckedPlan, ErrsByTheLowerQuartilesOfItsRounds) {
-  const CheckedPlan plan{"p.json", {2, 9, 2, 2, 7}, {8, 2.2, 2.2, 9, 2.2}};
+  const CheckedPlan plan{"p.json", {9, 2, 1.9, 8, 7}, {2.2, 8, 9, 2.1, 7}};
   EXPECT_EQ(plan.step_seconds(), 2);
   EXPECT_NEAR(plan.error(), 0.1, 1e-12);
 }

@@ -100,7 +100,7 @@ TEST(DspKernels, ClassifierOverSeveralChunks) {
         losses{DType::kF32, kTokens, 5};
     ClassifierResult result;
   } want, got;
-  const auto run = [&](KernelSet& kernels, Results& r) {
+  const auto run = [&](KernelSet& kernels, Results& r, bool accumulate) {
     r.result = kernels.classifier({.tokens = kTokens,
                                    .hidden = kHidden,
                                    .vocabulary = kWords,
@@ -109,17 +109,22 @@ TEST(DspKernels, ClassifierOverSeveralChunks) {
                                    .labels = labels.data(),
                                    .dx = r.dx.ref(),
                                    .dweight = r.dweight.f32(),
-                                   .token_losses = r.losses.f32()});
+                                   .token_losses = r.losses.f32(),
+                                   .accumulate = accumulate});
   };
   DspKernels kernels;
-  run(*reference, want);
-  run(kernels, got);
+  run(*reference, want, true);
+  run(kernels, got, true);
   EXPECT_EQ(want.result.valid_tokens, got.result.valid_tokens);
   EXPECT_NEAR(want.result.loss_sum, got.result.loss_sum, 1e-3 * want.result.loss_sum);
   expect_near(want.losses, got.losses, kNear, "losses");
   expect_near(want.dx, got.dx, kNear, "dx");
   expect_near(want.dweight, got.dweight, kNear, "dweight");
   EXPECT_EQ(kernels.counts()["classifier forward"].calls, 2);
+  got.dweight.set(5, NAN);
+  run(*reference, want, false);
+  run(kernels, got, false);
+  expect_near(want.dweight, got.dweight, kNear, "written dweight");
 }
 
 TEST(DspKernels, AFirstGradientIsWrittenToZeros) {

@@ -100,6 +100,27 @@ TEST_P(TensorParallel, LossesAndGradientsAreThoseOfTheWholeModel) {
   }
 }
 
+// What other ranks have more of is zeros.
+TEST_P(TensorParallel, FirstGradientsAreWrittenAsIfToZeros) {
+  for (const bool tied : {false, true})
+    for (const bool sequence : {false, true}) {
+      const ModelConfig config = shape(GetParam(), tied);
+      const TestBatch batch = some_batch(config.vocabulary_size);
+      TensorThreads threads(4);
+      threads.run([&](TensorGroup& group) {
+        ModelRunner runner(config, make_host_kernels(1), DType::kF32, &group, sequence);
+        runner.set_weights(formula_weights);
+        runner.run(batch);
+        std::vector<std::vector<float>> added;
+        for (int i = 0; i < runner.model().layer_count(); ++i) added.push_back(runner.gradient_block(i));
+        runner.run(batch, {.written = true});
+        for (int i = 0; i < runner.model().layer_count(); ++i)
+          EXPECT_EQ(runner.gradient_block(i), added[static_cast<size_t>(i)])
+              << "layer " << i << " of rank " << group.rank() << ", tied " << tied;
+      });
+    }
+}
+
 TEST_P(TensorParallel, InBf16ToItsPrecision) {
   const ModelConfig config = shape(GetParam(), true);
   const TestBatch batch = some_batch(config.vocabulary_size);

@@ -193,27 +193,37 @@ TEST_P(ClassifierTest, GradientsOfWeightsAddUp) {
   expect_near(expected, twice.dweight, 1e-6, "dweight");
 }
 
-// Whatever lay there before, also where the tokens take several chunks.
+// Whatever lay there before, also where the tokens take several chunks, of which the first may have no label.
 TEST_P(ClassifierTest, FirstGradientsOfWeightsAreWritten) {
-  for (const auto& [tokens, hidden, vocabulary] :
-       {std::array<int64_t, 3>{9, 20, 77}, {kMostClassifierTokens + 9, 8, 33}}) {
+  for (const auto& [tokens, hidden, vocabulary, unlabelled] :
+       {std::array<int64_t, 4>{9, 20, 77, 0},
+        {kMostClassifierTokens + 9, 8, 33, 0},
+        {kMostClassifierTokens + 9, 8, 33, kMostClassifierTokens / 2 + 5}}) {
     const Granted kernels = granted_for(tokens, hidden, vocabulary);
     Case written(dtype(), tokens, hidden, vocabulary), added(written);
-    for (int64_t i = 0; i < added.dweight.size(); ++i) {
-      written.dweight.set(i, NAN);
-      added.dweight.set(i, 0);
-    }
+    const auto spoil = [&] {
+      for (int64_t i = 0; i < written.dweight.size(); ++i) written.dweight.set(i, NAN);
+    };
+    for (int64_t i = 0; i < added.dweight.size(); ++i) added.dweight.set(i, 0);
+    for (Case* one : {&written, &added})
+      std::fill_n(one->labels.begin(), static_cast<size_t>(unlabelled), kIgnoredLabel);
     Classifier a = written.arguments();
     a.accumulate = false;
+    spoil();
     kernels->classifier(a);
     kernels->classifier(added.arguments());
     for (int64_t i = 0; i < added.dweight.size(); ++i) {
       ASSERT_EQ(added.dweight.at(i), written.dweight.at(i)) << tokens << " tokens, at " << i;
     }
-    written.labels.assign(static_cast<size_t>(tokens), kIgnoredLabel);
-    written.dweight.set(0, NAN);
+    const Array zeros = Array::filled(DType::kF32, vocabulary * hidden, 0.0);
+    std::fill(written.labels.begin(), written.labels.end(), kIgnoredLabel);
+    spoil();
     kernels->classifier(a);
-    expect_same_bits(Array::filled(DType::kF32, vocabulary * hidden, 0.0), written.dweight, "no valid label");
+    expect_same_bits(zeros, written.dweight, "no valid label");
+    spoil();
+    a.tokens = 0;
+    kernels->classifier(a);
+    expect_same_bits(zeros, written.dweight, "no token");
   }
 }
 
