@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kMessageTag = 1, kLastTag = 2, kSumTag = 8;
 constexpr int kRepeats = 9, kMessages = 25, kInARow = 8;
-constexpr double kBesideSeconds = 0.2;        // at least, of transfers beside work
+constexpr double kBesideSeconds = 0.05;       // at least, of transfers beside work
 constexpr double kQuiet = 5e-3;               // seconds between messages, in which the receiver comes to rest
 constexpr size_t kChunk = size_t{256} << 10;  // elements, as training uses
 constexpr int64_t kRows = 256, kWidth = 512;  // of the work's matrix product
