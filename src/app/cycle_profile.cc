@@ -63,7 +63,7 @@ class LayerCounter {
               dy = last ? Ref{} : addresses.floats(bytes), dx = first ? Ref{} : addresses.floats(bytes);
 
     MeasuredLayer m;
-    m.shape = shape_of(c, static_cast<int64_t>(size_of(DType::kF32)));
+    m.shape = shape_of(c, static_cast<int64_t>(size_of(DType::kF32)), false);
     m.forward_seconds = seconds([&] { layer.forward(call, x, y); });
     m.backward_seconds = seconds([&] { layer.backward(call, x, dy, dx); });
     LayerCall first_call = call;
@@ -138,7 +138,7 @@ class LayerCounter {
 }  // namespace
 
 LayerProfile count_layers(const Config& config, const ModelConfig& model) {
-  Config one = profiled_program(config);
+  Config one = profiled_program(config, 1);
   ModelConfig few = model;
   few.num_layers = 1;
   resolve_parallel(one, few, 1);

@@ -19,6 +19,7 @@ namespace trainer {
 namespace {
 
 constexpr int kMicroBatches = 3;  // the first, and two that add to its gradients
+constexpr int kMicroBatchesPerStage = 2;
 
 // Without what a rank did when another had already come to its end: it then had the machine more to itself
 // than in training. All began together.
@@ -33,21 +34,23 @@ void keep_common(std::vector<TimelineEvent>& events, Communicator& world) {
   std::erase_if(events, [&](const TimelineEvent& e) { return e.end - begin > -shortest; });
 }
 
-// What one program recorded.
-void record(const Config& config, const ModelConfig& model, Communicator& world, int steps,
-            std::vector<TimelineEvent>& events, std::vector<LayerCatalogue>& layers) {
+// What a rank recorded of a program of one stage, which it runs by itself, or of all ranks.
+std::vector<TimelineEvent> record(const Config& config, const ModelConfig& model, Communicator& world,
+                                  int steps, std::vector<LayerCatalogue>& layers) {
   const auto alone = make_in_process_group(1);
+  Communicator& ranks = config.parallel.pipeline_parallel_size > 1 ? world : *alone.front();
   const auto& t = config.training;
   const auto samples = std::make_shared<SyntheticSource>(config.data.sequence_length, model.vocabulary_size,
                                                          t.seed, 0, (steps + 1) * t.global_batch_size);
-  TrainingRank rank(config, model, make_kernels(config.device), *alone.front(), samples, nullptr);
+  TrainingRank rank(config, model, make_kernels(config.device), ranks, samples, nullptr);
   rank.allocate();
   rank.initialize_random();
   world.barrier();
   rank.run(1, 1 + steps, nullptr);
-  events = rank.take_timeline().events;
+  std::vector<TimelineEvent> events = rank.take_timeline().events;
   keep_common(events, world);
   layers = rank.problem().layers;
+  return events;
 }
 
 using Seconds = double MeasuredLayer::*;
@@ -126,10 +129,10 @@ Pace gather_pace(Communicator& world, const std::vector<double>& mine) {
 
 }  // namespace
 
-LayerProfile summarise_layers(const std::vector<LayerCatalogue>& layers, int64_t element_bytes,
-                              std::vector<TimelineEvent> events) {
+LayerProfile summarise_layers(const RecordedProgram& program, std::vector<TimelineEvent> events) {
   std::map<LayerShape, std::array<std::vector<double>, std::size(kTimes)>> samples;
-  for (const LayerCatalogue& layer : layers) samples[shape_of(layer, element_bytes)];
+  for (size_t layer = 0; layer < program.layers.size(); ++layer)
+    samples[program.shape(static_cast<int>(layer))];
   std::vector<double> gaps;
   keep_compute(events);
   const TimeOfTask time_of(events);
@@ -138,9 +141,8 @@ LayerProfile summarise_layers(const std::vector<LayerCatalogue>& layers, int64_t
     if (i > 0 && events[i - 1].step == e.step) gaps.push_back(e.begin - events[i - 1].end);
     const auto time = std::find(std::begin(kTimes), std::end(kTimes), time_of(e));
     if (time == std::end(kTimes)) continue;
-    samples[shape_of(layers[static_cast<size_t>(e.layer)], element_bytes)]
-           [static_cast<size_t>(time - std::begin(kTimes))]
-               .push_back(e.end - e.begin);
+    samples[program.shape(e.layer)][static_cast<size_t>(time - std::begin(kTimes))].push_back(e.end -
+                                                                                              e.begin);
   }
   LayerProfile profile;
   if (!gaps.empty()) profile.task_overhead_seconds = std::max(0.0, median(gaps));
@@ -173,8 +175,8 @@ void average_over_ranks(LayerProfile& profile, Communicator& world) {
   });
 }
 
-std::vector<double> pieces_of_work(const LayerProfile& profile, const std::vector<LayerCatalogue>& layers,
-                                   int64_t element_bytes, std::vector<TimelineEvent> events) {
+std::vector<double> pieces_of_work(const LayerProfile& profile, const RecordedProgram& program,
+                                   std::vector<TimelineEvent> events) {
   keep_compute(events);
   const TimeOfTask time_of(events);
   std::vector<double> pieces;
@@ -182,7 +184,7 @@ std::vector<double> pieces_of_work(const LayerProfile& profile, const std::vecto
   for (const TimelineEvent& e : events) {
     const Seconds time = time_of(e);
     if (!time) continue;
-    const LayerShape shape = shape_of(layers[static_cast<size_t>(e.layer)], element_bytes);
+    const LayerShape shape = program.shape(e.layer);
     const auto m = std::find_if(profile.layers.begin(), profile.layers.end(),
                                 [&](const MeasuredLayer& one) { return one.shape == shape; });
     even += (*m).*time;
@@ -196,22 +198,25 @@ std::vector<double> pieces_of_work(const LayerProfile& profile, const std::vecto
   return pieces;
 }
 
-int64_t profiled_blocks(const Config& config, const ModelConfig& model, int64_t memory_bytes) {
+int64_t profiled_blocks(const Config& config, const ModelConfig& model, int64_t memory_bytes, int stages) {
   const Model whole(model, config.data.sequence_length);
-  // Masters, moments, gradients and working weights; what forward saves for the first backward.
+  // Masters, moments, gradients and working weights; what forward saves before the first backward.
   const auto bytes = [&](int layer) {
     const LayerCatalogue c = whole.layer(layer).catalogue(
         config.training.micro_batch_size, config.data.sequence_length, config.precision.compute);
-    return 20 * c.parameters + c.saved_bytes() + c.output_bytes;
+    return 20 * c.parameters + stages * c.saved_bytes() + c.output_bytes;
   };
   const int64_t left = memory_bytes - bytes(0) - bytes(whole.layer_count() - 1);
-  return std::min(model.num_layers, std::clamp<int64_t>(left / bytes(1), 1, kProfiledBlocks));
+  const int64_t most = std::max(1, kProfiledBlocks / stages);
+  return stages * std::min(model.num_layers / stages, std::clamp<int64_t>(left / bytes(1), 1, most));
 }
 
-Config profiled_program(const Config& config) {
+Config profiled_program(const Config& config, int stages) {
   Config one = config;
   one.parallel = {};
-  one.training.global_batch_size = kMicroBatches * one.training.micro_batch_size;
+  one.parallel.pipeline_parallel_size = stages;
+  const int micro_batches = stages > 1 ? kMicroBatchesPerStage * stages : kMicroBatches;
+  one.training.global_batch_size = micro_batches * one.training.micro_batch_size;
   one.device.memory_budget = {};
   one.schedule.passes.clear();
   one.schedule.last_stage_keeps = false;
@@ -219,32 +224,32 @@ Config profiled_program(const Config& config) {
   return one;
 }
 
-LayerProfile measure_layers(const Config& config, const ModelConfig& model, Communicator& world, int steps,
-                            int64_t memory_bytes) {
-  Config one = profiled_program(config);
+LayerProfile measure_layers(const Config& config, const ModelConfig& model, Communicator& world,
+                            bool pipelined, int steps, int64_t memory_bytes) {
+  const int stages = pipelined ? world.size() : 1;
+  Config one = profiled_program(config, stages);
   ModelConfig few = model;
-  few.num_layers = profiled_blocks(config, model, memory_bytes / 2);
+  few.num_layers = profiled_blocks(config, model, memory_bytes / 2, stages);
   one.training.steps = steps + 1;
   for (int step = 2; step <= steps + 1; ++step) one.run.trace_steps.push_back(step);
-  resolve_parallel(one, few, 1);
+  resolve_parallel(one, few, stages);
 
   // What forward writes and backward finds in the caches differs with and without recovery.
   std::vector<TimelineEvent> events;
-  std::vector<LayerCatalogue> layers;
+  RecordedProgram program{.layers = {},
+                          .element_bytes = static_cast<int64_t>(size_of(one.precision.compute)),
+                          .pipelined = pipelined};
   for (const ActivationPolicy policy : {ActivationPolicy::kFullSave, ActivationPolicy::kCheckpoint}) {
     one.schedule.activation = policy;
-    std::vector<TimelineEvent> fresh;
-    record(one, few, world, steps, fresh, layers);
     const int offset = policy == ActivationPolicy::kFullSave ? 0 : steps + 1;
-    for (TimelineEvent& event : fresh) {
+    for (TimelineEvent& event : record(one, few, world, steps, program.layers)) {
       event.step += offset;
       events.push_back(std::move(event));
     }
   }
-  const auto element_bytes = static_cast<int64_t>(size_of(one.precision.compute));
-  LayerProfile profile = summarise_layers(layers, element_bytes, events);
+  LayerProfile profile = summarise_layers(program, events);
   average_over_ranks(profile, world);
-  profile.pace = gather_pace(world, pieces_of_work(profile, layers, element_bytes, std::move(events)));
+  profile.pace = gather_pace(world, pieces_of_work(profile, program, std::move(events)));
   return profile;
 }
 

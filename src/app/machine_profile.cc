@@ -160,10 +160,15 @@ MachineProfile MachineProfiler::measure_links() const {
   return profile;
 }
 
-void MachineProfiler::measure_layers(const ProfileSubject& subject, MachineProfile& profile) const {
+bool MachineProfiler::can_pipeline(const ProfileSubject& subject) const {
+  return world_.size() > 1 && subject.model.num_layers >= world_.size();
+}
+
+void MachineProfiler::measure_layers(const ProfileSubject& subject, bool pipelined,
+                                     MachineProfile& profile) const {
   world_.barrier();
-  add_layers(profile,
-             trainer::measure_layers(subject.config, subject.model, world_, steps_, rates_.memory_bytes));
+  add_layers(profile, trainer::measure_layers(subject.config, subject.model, world_, pipelined, steps_,
+                                              rates_.memory_bytes));
 }
 
 void add_layers(MachineProfile& profile, const LayerProfile& fresh) {

@@ -51,8 +51,10 @@ class MachineProfiler {
 
   // Rates and links, without layers. `subjects` as given to the constructor.
   MachineProfile measure_links() const;
-  // Adds a subject's layers to a profile.
-  void measure_layers(const ProfileSubject& subject, MachineProfile& profile) const;
+  // Whether the model has blocks enough for a stage on every rank.
+  bool can_pipeline(const ProfileSubject& subject) const;
+  // Adds a subject's layers to a profile: of a program of one stage, or of one whose stages are the ranks.
+  void measure_layers(const ProfileSubject& subject, bool pipelined, MachineProfile& profile) const;
 
  private:
   Communicator& world_;

@@ -32,7 +32,7 @@ their size, and all but them is the platform mt3000's.
   --set SECTION.KEY=VALUE  changes one key of every config; may be given several times
 )";
 
-constexpr VariantSteps kCheckedSteps{.warm_up = 2, .measured = 8};
+constexpr VariantSteps kCheckedSteps{.warm_up = 1, .measured = 4};
 
 struct ProfileRequest {
   std::vector<std::string> files;
@@ -87,7 +87,10 @@ void write_platform(Communicator& world, const ProfileRequest& r, const Platform
 
 Platform measured_platform(const ProfileRequest& r, const MachineProfiler& profiler) {
   MachineProfile profile = profiler.measure_links();
-  for (const ProfileSubject& s : r.subjects) profiler.measure_layers(s, profile);
+  for (const ProfileSubject& s : r.subjects) {
+    profiler.measure_layers(s, false, profile);
+    if (profiler.can_pipeline(s)) profiler.measure_layers(s, true, profile);
+  }
   return to_platform(profile);
 }
 

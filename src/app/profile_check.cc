@@ -5,12 +5,17 @@
 #include "app/plan_request.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/statistics.h"
 #include "sim/predict.h"
 
 namespace trainer {
 namespace {
 
-// Plans whose layers have the same shapes and threads.
+bool is_pipelined(const ProfileSubject& subject) {
+  return subject.config.parallel.pipeline_parallel_size > 1;
+}
+
+// Plans whose layers have the same shapes and threads, all of them in pipelines or none.
 std::vector<std::vector<size_t>> plans_by_layers(const std::vector<ProfileSubject>& subjects) {
   std::map<std::pair<std::vector<LayerShape>, int64_t>, std::vector<size_t>> by_shapes;
   for (size_t i = 0; i < subjects.size(); ++i) {
@@ -20,7 +25,8 @@ std::vector<std::vector<size_t>> plans_by_layers(const std::vector<ProfileSubjec
     for (const int layer : {0, 1, model.layer_count() - 1})
       shapes.push_back(shape_of(model.layer(layer).catalogue(c.training.micro_batch_size,
                                                              c.data.sequence_length, c.precision.compute),
-                                static_cast<int64_t>(size_of(c.precision.compute))));
+                                static_cast<int64_t>(size_of(c.precision.compute)),
+                                is_pipelined(subjects[i])));
     by_shapes[{shapes, c.device.threads}].push_back(i);
   }
   std::vector<std::vector<size_t>> groups;
@@ -29,6 +35,15 @@ std::vector<std::vector<size_t>> plans_by_layers(const std::vector<ProfileSubjec
 }
 
 }  // namespace
+
+double CheckedPlan::step_seconds() const { return median(measured_seconds); }
+
+double CheckedPlan::error() const {
+  std::vector<double> ratios;
+  for (size_t r = 0; r < measured_seconds.size(); ++r)
+    ratios.push_back(predicted_seconds[r] / measured_seconds[r]);
+  return median(std::move(ratios)) - 1;
+}
 
 std::vector<CheckedPlan> check_profile(const MachineProfiler& profiler, Communicator& world,
                                        const std::vector<std::string>& files,
@@ -45,11 +60,12 @@ std::vector<CheckedPlan> check_profile(const MachineProfiler& profiler, Communic
       const auto& group = groups[(g + static_cast<size_t>(round)) % groups.size()];
       const auto measure_platform = [&] {
         MachineProfile profile = links;
-        profiler.measure_layers(subjects[group.front()], profile);
+        const ProfileSubject& subject = subjects[group.front()];
+        profiler.measure_layers(subject, is_pipelined(subject) && profiler.can_pipeline(subject), profile);
         return to_platform(profile);
       };
       // A machine that shares its cores changes its pace from one second to the next: the profiles of a plan
-      // stand right before it and right after it.
+      // stand right before it and right after it, and all of them are short.
       Platform before = measure_platform();
       for (size_t k = 0; k < group.size(); ++k) {
         const size_t i = group[(k + static_cast<size_t>(round)) % group.size()];

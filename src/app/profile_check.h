@@ -7,7 +7,6 @@
 
 #include "app/machine_profile.h"
 #include "app/variant_run.h"
-#include "base/statistics.h"
 
 namespace trainer {
 
@@ -16,11 +15,11 @@ struct CheckedPlan {
   std::string config;  // its file
   std::vector<double> measured_seconds, predicted_seconds;
 
-  // The step of a machine that is left to itself: neighbours only ever slow it down, for seconds, and seldom
-  // the profile and the plan alike. The lower quartile over the rounds is what they disturb little.
-  double step_seconds() const { return lower_quartile(measured_seconds); }
-  // That of the predicted steps over that of the measured ones, less 1.
-  double error() const { return lower_quartile(predicted_seconds) / step_seconds() - 1; }
+  // Medians over the rounds.
+  double step_seconds() const;
+  // Of a round's predicted over its measured step, less 1: a pace that changes from round to round is in
+  // both.
+  double error() const;
 };
 
 // `data` as open_training gave it for the config of each plan, resolved in `subjects`. In each round the

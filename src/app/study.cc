@@ -29,7 +29,7 @@ Makes the figures of a published system again and prints them beside the publish
 
   --json FILE              one array of {table, row, published, ours, error}
   --markdown FILE          the tables as a document, deviations listed
-  --rounds N               of measurements, of which lower quartiles are taken (this-machine; default 5)
+  --rounds N               of measurements, of which medians are taken (this-machine; default 5)
 
 Studies:
 

@@ -13,7 +13,7 @@
 namespace trainer {
 namespace {
 
-constexpr int kProfiledSteps = 4;          // of each of the two profiles of a run
+constexpr int kProfiledSteps = 2;          // of each of the two profiles of a run
 constexpr double kLeastDifference = 0.05;  // of pairs whose order counts
 constexpr const char* kSlowLink = "400mbit";
 
@@ -104,11 +104,15 @@ Study this_machine_study(int rounds) {
   MachineRuns runs(work.path(), kConfig);
   Study study;
   study.title = "This machine: predicted and measured steps";
-  study.assumptions.push_back(fmt::format(
-      "'Published' is the measured step, 'ours' the predicted one, each the lower quartile over {} rounds: "
-      "neighbours on a shared machine slow down some rounds and not others. A round counts the median of its "
-      "steps; a plan is predicted from profiles of its layers right before and right after each of its runs.",
-      rounds));
+  study.assumptions.push_back(
+      fmt::format("'Published' is the measured step, the median over {} rounds of the median of a round's "
+                  "steps; 'ours' is "
+                  "that and the error, the median over the rounds of a round's predicted over its measured "
+                  "step. A plan is "
+                  "predicted from profiles of its layers right before and right after each of its runs: in a "
+                  "pipeline for "
+                  "plans of several stages, else of one stage on each rank.",
+                  rounds));
   std::vector<Setting> possible;
   for (Setting& setting : settings()) {
     std::string why;

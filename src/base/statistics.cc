@@ -15,15 +15,6 @@ double median(std::vector<double> values) {
   return (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
-double lower_quartile(std::vector<double> values) {
-  require(!values.empty(), "there is no quartile of nothing");
-  std::sort(values.begin(), values.end());
-  const double place = static_cast<double>(values.size() - 1) / 4;
-  const auto below = static_cast<size_t>(place);
-  const double above = values[std::min(below + 1, values.size() - 1)];
-  return values[below] + (place - static_cast<double>(below)) * (above - values[below]);
-}
-
 Agreement agreement_of(std::span<const double> predicted, std::span<const double> measured,
                        double least_difference) {
   require(predicted.size() == measured.size(), "{} predictions of {} measurements", predicted.size(),

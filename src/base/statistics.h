@@ -8,8 +8,6 @@ namespace trainer {
 
 // Of at least one value; of an even number, the mean of the two in the middle.
 double median(std::vector<double> values);
-// A quarter of at least one value lie below; between two values in proportion.
-double lower_quartile(std::vector<double> values);
 
 // How well predictions agree with what was measured; all values above 0.
 struct Agreement {

@@ -50,7 +50,7 @@ class CostModel {
     for (const Lane& lane : graph.lanes) built_.insert(lane.rank);
     for (const LayerCatalogue& layer : problem.layers) {
       LayerCosts& costs = layers_.emplace_back();
-      costs.measured = platform.measurement(shape_of(layer, problem.element_bytes));
+      costs.measured = platform.measurement(shape_of(layer, problem.element_bytes, problem.stages > 1));
       for (const SavedTensor& saved : layer.saved) costs.recompute_flops += saved.recompute_flops;
     }
   }

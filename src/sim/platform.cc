@@ -191,6 +191,7 @@ MeasuredLayer read_measured(ObjectReader reader, const std::string& file) {
   m.shape.parameters = reader.integer("parameters", 0);
   m.shape.activation_bytes = reader.integer("activation_bytes", 0);
   m.shape.forward_flops = reader.number("forward_flops", 0);
+  m.shape.pipelined = reader.boolean("pipelined", false);
   m.forward_seconds = reader.number_or("forward_seconds", -1, 0);
   m.backward_seconds = reader.number_or("backward_seconds", -1, 0);
   bool any = false;
@@ -241,14 +242,16 @@ void check_groups(const Platform& p, const std::string& file) {
       const std::string key = fmt::format("links.{}.{}", name_of(static_cast<LinkUse>(i)), name);
       check(link->group, key + ".group");
       if (p.shares_cores() && !link->group.empty())
-        input_error("{}: key '{}.group' does not go with links that have a 'core_share' or 'core_wait_seconds'",
-                    file, key);
+        input_error(
+            "{}: key '{}.group' does not go with links that have a 'core_share' or 'core_wait_seconds'", file,
+            key);
       if (link->core_share > 0 && link->core_wait_seconds > 0)
         input_error("{}: key '{}.core_wait_seconds' does not go with a 'core_share'", file, key);
     }
   if (p.shares_cores() && !p.memory_group.empty())
     input_error(
-        "{}: key 'device.memory_group' does not go with links that have a 'core_share' or 'core_wait_seconds'",
+        "{}: key 'device.memory_group' does not go with links that have a 'core_share' or "
+        "'core_wait_seconds'",
         file);
 }
 
@@ -290,13 +293,14 @@ std::vector<std::string> collective_algorithms() { return {"direct", "ring", "tr
 
 std::string precision_of(int64_t element_bytes) { return element_bytes == 4 ? "fp32" : "bf16"; }
 
-LayerShape shape_of(const LayerCatalogue& layer, int64_t element_bytes) {
+LayerShape shape_of(const LayerCatalogue& layer, int64_t element_bytes, bool pipelined) {
   LayerShape shape;
   shape.layer = layer.output_bytes == 0 ? "head" : layer.gradient_bytes == 0 ? "embedding" : "block";
   shape.precision = precision_of(element_bytes);
   shape.parameters = layer.parameters;
   shape.activation_bytes = std::max(layer.output_bytes, layer.gradient_bytes);
   shape.forward_flops = layer.forward_flops;
+  shape.pipelined = pipelined;
   return shape;
 }
 
@@ -308,9 +312,15 @@ bool Platform::shares_cores() const {
 }
 
 const MeasuredLayer* Platform::measurement(const LayerShape& shape) const {
-  for (const MeasuredLayer& m : measured)
-    if (m.shape == shape) return &m;
-  return nullptr;
+  const auto find = [&](const LayerShape& wanted) -> const MeasuredLayer* {
+    for (const MeasuredLayer& m : measured)
+      if (m.shape == wanted) return &m;
+    return nullptr;
+  };
+  if (const MeasuredLayer* m = find(shape)) return m;
+  LayerShape other = shape;
+  other.pipelined = !shape.pipelined;
+  return find(other);
 }
 
 double Platform::flops_per_second(const std::string& precision) const {
@@ -432,6 +442,7 @@ Json platform_to_json(const Platform& p) {
                   {"parameters", m.shape.parameters},
                   {"activation_bytes", m.shape.activation_bytes},
                   {"forward_flops", m.shape.forward_flops}};
+    if (m.shape.pipelined) entry["pipelined"] = true;
     for (const auto& [key, seconds] : kMeasuredSeconds)
       if (m.*seconds >= 0) entry[key] = m.*seconds;
     root["measured"].push_back(entry);

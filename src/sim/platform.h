@@ -52,10 +52,11 @@ struct LayerShape {
   int64_t parameters = 0;
   int64_t activation_bytes = 0;  // handed on by the layer; of a head, what it hands back
   double forward_flops = 0;
+  bool pipelined = false;  // between waits for the ranks of other stages, which cool caches and vector units
   auto operator<=>(const LayerShape&) const = default;
 };
 // `element_bytes`: of working weights. Layers that differ in their number alone have one shape.
-LayerShape shape_of(const LayerCatalogue& layer, int64_t element_bytes);
+LayerShape shape_of(const LayerCatalogue& layer, int64_t element_bytes, bool pipelined);
 // "fp32", "bf16" for 4 and 2 bytes.
 std::string precision_of(int64_t element_bytes);
 
@@ -126,6 +127,7 @@ struct Platform {
   const LinkPair& link(LinkUse use) const { return links[static_cast<size_t>(use)]; }
   // Transfers want compute of their devices (Link::core_share, Link::core_wait_seconds).
   bool shares_cores() const;
+  // Where a shape was measured with or without a pipeline only, that. Null: not measured.
   const MeasuredLayer* measurement(const LayerShape& shape) const;
   // Floating-point operations per second, a multiply-add being two. Throws InputError when the platform does
   // not say.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
 #include <thread>
 
 #include "app/profile_check.h"
@@ -41,7 +42,7 @@ TEST(LayerProfile, MediansByShapeAndPlaceInTheStep) {
   TimelineEvent sync = event("NormSync", -1, -1, 0, 9);
   sync.lane = "collective";
   const LayerProfile p = summarise_layers(
-      layers, 4,
+      {layers, 4, false},
       {event("Forward", 1, 0, 0, 1), event("Forward", 2, 0, 1.5, 3), event("Forward", 1, 1, 5, 4),
        event("Forward", 2, 1, 9.5, 8), event("Backward", 2, 0, 18, 5), event("Recover", 1, 1, 23.5, 2),
        event("UpdateShard", 0, -1, 26, 7), event("GradNorm", 3, -1, 33.5, 6), sync,
@@ -54,7 +55,7 @@ TEST(LayerProfile, MediansByShapeAndPlaceInTheStep) {
     return MeasuredLayer{};
   };
   const MeasuredLayer block = find("block");
-  EXPECT_EQ(block.shape, shape_of(layers[1], 4));
+  EXPECT_EQ(block.shape, shape_of(layers[1], 4, false));
   EXPECT_DOUBLE_EQ(block.first_forward_seconds, 2);  // of 1 and 3
   EXPECT_DOUBLE_EQ(block.forward_seconds, 8);
   EXPECT_DOUBLE_EQ(block.recovered_forward_seconds, 4);  // its backward is recovered for
@@ -77,7 +78,7 @@ TEST(LayerProfile, ARankWithoutALengthDoesNotCount) {
     ranks.emplace_back([&, r] {
       std::vector<TimelineEvent> events{event("Forward", 1, 1, 0, r == 0 ? 2 : 4)};
       if (r == 0) events.push_back(event("UpdateShard", 1, -1, 9, 7));
-      profiles[r] = summarise_layers(layers, 4, events);
+      profiles[r] = summarise_layers({layers, 4, false}, events);
       average_over_ranks(profiles[r], *group[r]);
     });
   ranks.clear();
@@ -126,8 +127,10 @@ TEST(LayerProfile, PiecesOfWorkSayHowLongTheyTook) {
   const std::vector<TimelineEvent> events{event("Forward", 1, 1, 0, 0.02), event("Forward", 1, 1, 1, 0.03),
                                           event("NormSync", -1, -1, 2, 5), event("Forward", 1, 1, 8, 0.02),
                                           event("Forward", 0, 1, 9, 0.004)};
-  const LayerProfile p = summarise_layers(layers, 4, events);
-  const std::vector<double> pieces = pieces_of_work(p, layers, 4, events);
+  const RecordedProgram program{layers, 4, true};
+  const LayerProfile p = summarise_layers(program, events);
+  for (const MeasuredLayer& m : p.layers) EXPECT_TRUE(m.shape.pipelined);
+  const std::vector<double> pieces = pieces_of_work(p, program, events);
   ASSERT_EQ(pieces.size(), 6u);
   for (size_t i = 0; i < pieces.size(); ++i) EXPECT_NEAR(pieces[i], i / 2 == 1 ? 1.5 : 1, 1e-9) << i;
 }
@@ -145,12 +148,56 @@ TEST(LayerProfile, AsManyBlocksAsFitAreRun) {
   model.num_attention_heads = model.num_query_groups = 4;
   model.head_dim = 16;
   model.max_position_embeddings = 8;
-  EXPECT_EQ(profiled_blocks(config, model, int64_t{1} << 40), kProfiledBlocks);
-  EXPECT_EQ(profiled_blocks(config, model, 0), 1);
+  const int64_t plenty = int64_t{1} << 40;
+  EXPECT_EQ(profiled_blocks(config, model, plenty, 1), kProfiledBlocks);
+  EXPECT_EQ(profiled_blocks(config, model, 0, 1), 1);
+  // As many on each stage, at least one.
+  EXPECT_EQ(profiled_blocks(config, model, plenty, 3), 6);
+  EXPECT_EQ(profiled_blocks(config, model, 0, 3), 3);
+  EXPECT_EQ(profiled_blocks(config, model, plenty, 16), 16);
+  EXPECT_EQ(profiled_blocks(config, model, plenty, 32), 0);
   // A block's state is 20 bytes for each of 4 x 64 x 64 + 3 x 64 x 128 weights and more.
-  EXPECT_EQ(profiled_blocks(config, model, 4 * 1000 * 1000), 4);
+  EXPECT_EQ(profiled_blocks(config, model, 4 * 1000 * 1000, 1), 4);
   model.num_layers = 3;
-  EXPECT_EQ(profiled_blocks(config, model, int64_t{1} << 40), 3);
+  EXPECT_EQ(profiled_blocks(config, model, plenty, 1), 3);
+}
+
+// Of a pipeline over all ranks every layer is timed, wherever it lies.
+TEST(LayerProfile, RanksMeasureAsStagesOfOnePipeline) {
+  Config config;
+  config.data.sequence_length = 8;
+  config.training.micro_batch_size = 1;
+  config.precision.compute = DType::kF32;
+  config.device.threads = 1;
+  ModelConfig model;
+  model.num_layers = 5;
+  model.vocabulary_size = model.hidden_size = 16;
+  model.ffn_hidden_size = 32;
+  model.num_attention_heads = model.num_query_groups = 2;
+  model.head_dim = 8;
+  model.max_position_embeddings = 8;
+  const auto group = make_in_process_group(2);
+  std::vector<LayerProfile> profiles(2);
+  {
+    std::vector<std::jthread> ranks;
+    for (size_t r = 0; r < 2; ++r)
+      ranks.emplace_back(
+          [&, r] { profiles[r] = measure_layers(config, model, *group[r], true, 2, int64_t{1} << 40); });
+  }
+  EXPECT_EQ(profiles[0].layers, profiles[1].layers);
+  EXPECT_EQ(profiles[0].pace.ranks.size(), profiles[0].pace.ranks.empty() ? 0u : 2u);
+  std::set<std::string> kinds;
+  for (const MeasuredLayer& m : profiles[0].layers) {
+    EXPECT_TRUE(m.shape.pipelined);
+    kinds.insert(m.shape.layer);
+    for (const double seconds :
+         {m.first_forward_seconds, m.forward_seconds, m.first_backward_seconds, m.backward_seconds})
+      EXPECT_GT(seconds, 0) << m.shape.layer;
+    if (m.shape.layer == "block") {
+      EXPECT_GT(m.recovered_backward_seconds, 0);
+    }
+  }
+  EXPECT_EQ(kinds, (std::set<std::string>{"embedding", "block", "head"}));
 }
 
 TEST(LinkProfile, TheShareOfACoreIsWhatTransfersTakeAtFullSpeed) {

@@ -11,12 +11,6 @@ TEST(Statistics, TheMedianIsInTheMiddle) {
   EXPECT_EQ(median({4, 1, 3, 2}), 2.5);
 }
 
-TEST(Statistics, AQuarterLiesBelowTheLowerQuartile) {
-  EXPECT_EQ(lower_quartile({3}), 3);
-  EXPECT_EQ(lower_quartile({5, 1, 3, 4, 2}), 2);
-  EXPECT_EQ(lower_quartile({4, 1, 3, 2}), 1.75);
-}
-
 TEST(Statistics, ErrorsAreRelativeToWhatWasMeasured) {
   const std::vector<double> predicted{1.1, 1.9}, measured{1, 2};
   const Agreement a = agreement_of(predicted, measured, 0.05);

@@ -75,15 +75,23 @@ TEST(CostModel, MeasuredLayersCountAsMeasured) {
   const StepGraph graph = build_step_graph(problem);
   Platform platform = small_platform();
   MeasuredLayer m;
-  m.shape = shape_of(problem.layers[1], 4);
+  m.shape = shape_of(problem.layers[1], 4, false);
   m.forward_seconds = 0.5;
   m.update_seconds = 0.125;
+  platform.measured.push_back(m);
+  m.shape.pipelined = true;
+  m.forward_seconds = 0.75;
   platform.measured.push_back(m);
   const CostTable costs = cost_model(graph, problem, platform);
   EXPECT_DOUBLE_EQ(cost_of(graph, costs, TaskKind::kForward, 1), 0.5);
   EXPECT_DOUBLE_EQ(cost_of(graph, costs, TaskKind::kUpdateShard, 1), 0.125);
   EXPECT_GT(cost_of(graph, costs, TaskKind::kBackward, 1), 1);
   EXPECT_GT(cost_of(graph, costs, TaskKind::kForward, 2), 1);
+
+  Problem stages = testing::small_problem(2, 2, 1, 2, false, 4);
+  stages.layers[1].forward_flops = 50000;
+  const StepGraph pipeline = build_step_graph(stages);
+  EXPECT_DOUBLE_EQ(cost_of(pipeline, cost_model(pipeline, stages, platform), TaskKind::kForward, 1), 0.75);
 }
 
 // The first micro-batch writes the gradient, the others add to it; a replica squares its share.
@@ -92,7 +100,7 @@ TEST(CostModel, MeasuredLayersOfTheFirstMicroBatchAndOfAShare) {
   const StepGraph graph = build_step_graph(problem);
   Platform platform = small_platform(2);
   MeasuredLayer m;
-  m.shape = shape_of(problem.layers[1], 2);
+  m.shape = shape_of(problem.layers[1], 2, false);
   m.backward_seconds = 4;
   m.first_backward_seconds = 5;
   m.refresh_seconds = 0.25;
@@ -118,7 +126,7 @@ TEST(CostModel, MeasuredLayersThatAreRecovered) {
   problem.kept[1] = 0;
   Platform platform = small_platform(1);
   MeasuredLayer m;
-  m.shape = shape_of(problem.layers[1], 2);
+  m.shape = shape_of(problem.layers[1], 2, false);
   m.forward_seconds = 3;
   m.first_forward_seconds = 3.5;
   m.backward_seconds = 6;

@@ -72,13 +72,20 @@ TEST(Platform, MeasuredLayersAreFoundByTheirShape) {
   layer.parameters = 10;
   layer.output_bytes = layer.gradient_bytes = 20;
   layer.forward_flops = 30;
-  const MeasuredLayer* m = p.measurement(shape_of(layer, 4));
+  const MeasuredLayer* m = p.measurement(shape_of(layer, 4, false));
   ASSERT_NE(m, nullptr);
   EXPECT_EQ(m->forward_seconds, 0.5);
   EXPECT_LT(m->backward_seconds, 0);
-  EXPECT_EQ(p.measurement(shape_of(layer, 2)), nullptr);
+  EXPECT_EQ(p.measurement(shape_of(layer, 2, false)), nullptr);
+  EXPECT_EQ(p.measurement(shape_of(layer, 4, true)), m);  // the nearest there is
+  Platform both = p;
+  both.measured.push_back(*m);
+  both.measured.back().shape.pipelined = true;
+  EXPECT_EQ(parse_platform(platform_to_json(both).dump(), "again"), both);
+  EXPECT_EQ(both.measurement(shape_of(layer, 4, true)), &both.measured.back());
+  EXPECT_EQ(both.measurement(shape_of(layer, 4, false)), &both.measured.front());
   layer.forward_flops = 31;
-  EXPECT_EQ(p.measurement(shape_of(layer, 4)), nullptr);
+  EXPECT_EQ(p.measurement(shape_of(layer, 4, false)), nullptr);
 }
 
 TEST(Platform, PaceReadsBack) {
