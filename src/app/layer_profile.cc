@@ -34,15 +34,16 @@ void keep_common(std::vector<TimelineEvent>& events, Communicator& world) {
   std::erase_if(events, [&](const TimelineEvent& e) { return e.end - begin > -shortest; });
 }
 
-// What a rank recorded of a program of one stage, which it runs by itself, or of all ranks.
+// What a rank recorded of a program whose stages are ranks in a row.
 std::vector<TimelineEvent> record(const Config& config, const ModelConfig& model, Communicator& world,
                                   int steps, std::vector<LayerCatalogue>& layers) {
-  const auto alone = make_in_process_group(1);
-  Communicator& ranks = config.parallel.pipeline_parallel_size > 1 ? world : *alone.front();
+  const auto stages = static_cast<int>(config.parallel.pipeline_parallel_size);
+  const auto ranks = stages > 1 ? world.split(world.rank() / stages, world.rank())
+                                : std::move(make_in_process_group(1).front());
   const auto& t = config.training;
   const auto samples = std::make_shared<SyntheticSource>(config.data.sequence_length, model.vocabulary_size,
                                                          t.seed, 0, (steps + 1) * t.global_batch_size);
-  TrainingRank rank(config, model, make_kernels(config.device), ranks, samples, nullptr);
+  TrainingRank rank(config, model, make_kernels(config.device), *ranks, samples, nullptr);
   rank.allocate();
   rank.initialize_random();
   world.barrier();
@@ -207,8 +208,14 @@ int64_t profiled_blocks(const Config& config, const ModelConfig& model, int64_t 
     return 20 * c.parameters + stages * c.saved_bytes() + c.output_bytes;
   };
   const int64_t left = memory_bytes - bytes(0) - bytes(whole.layer_count() - 1);
-  const int64_t most = std::max(1, kProfiledBlocks / stages);
-  return stages * std::min(model.num_layers / stages, std::clamp<int64_t>(left / bytes(1), 1, most));
+  const int64_t most = std::min<int64_t>(model.num_layers, kProfiledBlocks) / stages;
+  return stages * std::clamp<int64_t>(left / bytes(1), 1, most);
+}
+
+int profiled_stages(int ranks, const ModelConfig& model) {
+  auto stages = static_cast<int>(std::min<int64_t>({ranks, kProfiledBlocks, model.num_layers}));
+  while (ranks % stages != 0) --stages;
+  return stages;
 }
 
 Config profiled_program(const Config& config, int stages) {
@@ -224,9 +231,8 @@ Config profiled_program(const Config& config, int stages) {
   return one;
 }
 
-LayerProfile measure_layers(const Config& config, const ModelConfig& model, Communicator& world,
-                            bool pipelined, int steps, int64_t memory_bytes) {
-  const int stages = pipelined ? world.size() : 1;
+LayerProfile measure_layers(const Config& config, const ModelConfig& model, Communicator& world, int stages,
+                            int steps, int64_t memory_bytes) {
   Config one = profiled_program(config, stages);
   ModelConfig few = model;
   few.num_layers = profiled_blocks(config, model, memory_bytes / 2, stages);
@@ -238,7 +244,7 @@ LayerProfile measure_layers(const Config& config, const ModelConfig& model, Comm
   std::vector<TimelineEvent> events;
   RecordedProgram program{.layers = {},
                           .element_bytes = static_cast<int64_t>(size_of(one.precision.compute)),
-                          .pipelined = pipelined};
+                          .pipelined = stages > 1};
   for (const ActivationPolicy policy : {ActivationPolicy::kFullSave, ActivationPolicy::kCheckpoint}) {
     one.schedule.activation = policy;
     const int offset = policy == ActivationPolicy::kFullSave ? 0 : steps + 1;

@@ -16,21 +16,25 @@ struct LayerProfile {
   Pace pace;                         // of all ranks, in the recorded steps
 };
 
-// Blocks of the model in a recorded program of `stages`, as many in each: at most kProfiledBlocks, or one a
-// stage, and no more than fit `memory_bytes` of each rank. 0: the model has fewer than stages.
+// Blocks of the model in a recorded program of `stages`, as many in each: at most kProfiledBlocks, and no
+// more than fit `memory_bytes` of each rank, but one a stage at least.
 inline constexpr int kProfiledBlocks = 8;
 int64_t profiled_blocks(const Config& config, const ModelConfig& model, int64_t memory_bytes, int stages);
+
+// Stages of the pipelines that so many ranks measure in: as many as divide them and have a block each, at
+// most kProfiledBlocks. 1: none.
+int profiled_stages(int ranks, const ModelConfig& model);
 
 // A program for a config's layers: no passes, no limit of memory; three micro-batches of one stage, or twice
 // as many as it has stages.
 Config profiled_program(const Config& config, int stages);
 
 // The layers of a config's model for its micro-batches, precision and threads, in training steps with the
-// kernels, the memory and the dispatcher of a training run. With one stage each rank of `world` runs a
-// program by itself, at the same time as the others; else all ranks are the stages of one. `memory_bytes`: a
-// rank's. Medians over `steps` steps after the first, then means over the ranks. Collective.
-LayerProfile measure_layers(const Config& config, const ModelConfig& model, Communicator& world,
-                            bool pipelined, int steps, int64_t memory_bytes);
+// kernels, the memory and the dispatcher of a training run: of programs of so many stages (profiled_stages,
+// or 1), each run by as many ranks in a row of `world`, all at the same time. `memory_bytes`: a rank's.
+// Medians over `steps` steps after the first, then means over the ranks. Collective.
+LayerProfile measure_layers(const Config& config, const ModelConfig& model, Communicator& world, int stages,
+                            int steps, int64_t memory_bytes);
 
 // Of what program recorded tasks are.
 struct RecordedProgram {

@@ -160,14 +160,10 @@ MachineProfile MachineProfiler::measure_links() const {
   return profile;
 }
 
-bool MachineProfiler::can_pipeline(const ProfileSubject& subject) const {
-  return world_.size() > 1 && subject.model.num_layers >= world_.size();
-}
-
-void MachineProfiler::measure_layers(const ProfileSubject& subject, bool pipelined,
+void MachineProfiler::measure_layers(const ProfileSubject& subject, int stages,
                                      MachineProfile& profile) const {
   world_.barrier();
-  add_layers(profile, trainer::measure_layers(subject.config, subject.model, world_, pipelined, steps_,
+  add_layers(profile, trainer::measure_layers(subject.config, subject.model, world_, stages, steps_,
                                               rates_.memory_bytes));
 }
 

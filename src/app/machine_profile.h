@@ -51,10 +51,8 @@ class MachineProfiler {
 
   // Rates and links, without layers. `subjects` as given to the constructor.
   MachineProfile measure_links() const;
-  // Whether the model has blocks enough for a stage on every rank.
-  bool can_pipeline(const ProfileSubject& subject) const;
-  // Adds a subject's layers to a profile: of a program of one stage, or of one whose stages are the ranks.
-  void measure_layers(const ProfileSubject& subject, bool pipelined, MachineProfile& profile) const;
+  // Adds a subject's layers to a profile: of programs of so many stages.
+  void measure_layers(const ProfileSubject& subject, int stages, MachineProfile& profile) const;
 
  private:
   Communicator& world_;

@@ -85,11 +85,13 @@ void write_platform(Communicator& world, const ProfileRequest& r, const Platform
   log_info("{}: {} layer shapes; written to {}", platform.source, platform.measured.size(), r.out);
 }
 
-Platform measured_platform(const ProfileRequest& r, const MachineProfiler& profiler) {
+Platform measured_platform(const ProfileRequest& r, const MachineProfiler& profiler,
+                           const Communicator& world) {
   MachineProfile profile = profiler.measure_links();
   for (const ProfileSubject& s : r.subjects) {
-    profiler.measure_layers(s, false, profile);
-    if (profiler.can_pipeline(s)) profiler.measure_layers(s, true, profile);
+    profiler.measure_layers(s, 1, profile);
+    const int stages = profiled_stages(world.size(), s.model);
+    if (stages > 1) profiler.measure_layers(s, stages, profile);
   }
   return to_platform(profile);
 }
@@ -116,7 +118,7 @@ int profile(const MpiEnvironment& mpi, std::span<const std::string> words) {
   if (request.check)
     write_checks(mpi, *world, request, profiler);
   else
-    write_platform(*world, request, measured_platform(request, profiler));
+    write_platform(*world, request, measured_platform(request, profiler, *world));
   return 0;
 }
 

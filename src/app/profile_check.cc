@@ -60,8 +60,8 @@ std::vector<CheckedPlan> check_profile(const MachineProfiler& profiler, Communic
       const auto& group = groups[(g + static_cast<size_t>(round)) % groups.size()];
       const auto measure_platform = [&] {
         MachineProfile profile = links;
-        const ProfileSubject& subject = subjects[group.front()];
-        profiler.measure_layers(subject, is_pipelined(subject) && profiler.can_pipeline(subject), profile);
+        const ProfileSubject& s = subjects[group.front()];
+        profiler.measure_layers(s, is_pipelined(s) ? profiled_stages(world.size(), s.model) : 1, profile);
         return to_platform(profile);
       };
       // A machine that shares its cores changes its pace from one second to the next: the profiles of a plan

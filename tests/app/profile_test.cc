@@ -154,12 +154,15 @@ TEST(LayerProfile, AsManyBlocksAsFitAreRun) {
   // As many on each stage, at least one.
   EXPECT_EQ(profiled_blocks(config, model, plenty, 3), 6);
   EXPECT_EQ(profiled_blocks(config, model, 0, 3), 3);
-  EXPECT_EQ(profiled_blocks(config, model, plenty, 16), 16);
-  EXPECT_EQ(profiled_blocks(config, model, plenty, 32), 0);
+  EXPECT_EQ(profiled_stages(1, model), 1);
+  EXPECT_EQ(profiled_stages(2, model), 2);
+  EXPECT_EQ(profiled_stages(24, model), 8);
+  EXPECT_EQ(profiled_stages(11, model), 1);
   // A block's state is 20 bytes for each of 4 x 64 x 64 + 3 x 64 x 128 weights and more.
   EXPECT_EQ(profiled_blocks(config, model, 4 * 1000 * 1000, 1), 4);
   model.num_layers = 3;
   EXPECT_EQ(profiled_blocks(config, model, plenty, 1), 3);
+  EXPECT_EQ(profiled_stages(8, model), 2);
 }
 
 // Of a pipeline over all ranks every layer is timed, wherever it lies.
@@ -182,7 +185,7 @@ TEST(LayerProfile, RanksMeasureAsStagesOfOnePipeline) {
     std::vector<std::jthread> ranks;
     for (size_t r = 0; r < 2; ++r)
       ranks.emplace_back(
-          [&, r] { profiles[r] = measure_layers(config, model, *group[r], true, 2, int64_t{1} << 40); });
+          [&, r] { profiles[r] = measure_layers(config, model, *group[r], 2, 2, int64_t{1} << 40); });
   }
   EXPECT_EQ(profiles[0].layers, profiles[1].layers);
   EXPECT_EQ(profiles[0].pace.ranks.size(), profiles[0].pace.ranks.empty() ? 0u : 2u);
