@@ -21,8 +21,8 @@ namespace {
 constexpr int kMicroBatches = 3;  // the first, and two that add to its gradients
 constexpr int kMicroBatchesPerStage = 2;
 
-// Without what a rank did when another had already come to its end: it then had the machine more to itself
-// than in training. All began together.
+// Without what a rank did by itself when another had already come to its end: it then had the machine more
+// to itself than in training. All began together.
 void keep_common(std::vector<TimelineEvent>& events, Communicator& world) {
   double begin = INFINITY, end = 0;
   for (const TimelineEvent& e : events) {
@@ -49,7 +49,7 @@ std::vector<TimelineEvent> record(const Config& config, const ModelConfig& model
   world.barrier();
   rank.run(1, 1 + steps, nullptr);
   std::vector<TimelineEvent> events = rank.take_timeline().events;
-  keep_common(events, world);
+  if (stages == 1) keep_common(events, world);
   layers = rank.problem().layers;
   return events;
 }
@@ -110,6 +110,11 @@ void keep_compute(std::vector<TimelineEvent>& events) {
   });
 }
 
+// Nothing is waited for between two such tasks.
+bool of_one_pass(const TimelineEvent& before, const TimelineEvent& after) {
+  return before.step == after.step && before.micro_batch == after.micro_batch && before.kind == after.kind;
+}
+
 // What all ranks had at the same time. Three digits are enough.
 Pace gather_pace(Communicator& world, const std::vector<double>& mine) {
   Pace pace;
@@ -139,7 +144,7 @@ LayerProfile summarise_layers(const RecordedProgram& program, std::vector<Timeli
   const TimeOfTask time_of(events);
   for (size_t i = 0; i < events.size(); ++i) {
     const TimelineEvent& e = events[i];
-    if (i > 0 && events[i - 1].step == e.step) gaps.push_back(e.begin - events[i - 1].end);
+    if (i > 0 && of_one_pass(events[i - 1], e)) gaps.push_back(e.begin - events[i - 1].end);
     const auto time = std::find(std::begin(kTimes), std::end(kTimes), time_of(e));
     if (time == std::end(kTimes)) continue;
     samples[program.shape(e.layer)][static_cast<size_t>(time - std::begin(kTimes))].push_back(e.end -
@@ -201,11 +206,12 @@ std::vector<double> pieces_of_work(const LayerProfile& profile, const RecordedPr
 
 int64_t profiled_blocks(const Config& config, const ModelConfig& model, int64_t memory_bytes, int stages) {
   const Model whole(model, config.data.sequence_length);
-  // Masters, moments, gradients and working weights; what forward saves before the first backward.
+  require(stages <= model.num_layers, "{} stages of {} blocks", stages, model.num_layers);
+  // Masters, moments, gradients and working weights; what forward leaves before the first backward.
   const auto bytes = [&](int layer) {
     const LayerCatalogue c = whole.layer(layer).catalogue(
         config.training.micro_batch_size, config.data.sequence_length, config.precision.compute);
-    return 20 * c.parameters + stages * c.saved_bytes() + c.output_bytes;
+    return 20 * c.parameters + stages * (c.saved_bytes() + c.output_bytes);
   };
   const int64_t left = memory_bytes - bytes(0) - bytes(whole.layer_count() - 1);
   const int64_t most = std::min<int64_t>(model.num_layers, kProfiledBlocks) / stages;
@@ -235,7 +241,10 @@ LayerProfile measure_layers(const Config& config, const ModelConfig& model, Comm
                             int steps, int64_t memory_bytes) {
   Config one = profiled_program(config, stages);
   ModelConfig few = model;
-  few.num_layers = profiled_blocks(config, model, memory_bytes / 2, stages);
+  // Ranks of a pipeline run the same one, also where one has less memory.
+  auto least = -static_cast<double>(memory_bytes);
+  max_over_ranks(world, std::span(&least, 1));
+  few.num_layers = profiled_blocks(config, model, static_cast<int64_t>(-least) / 2, stages);
   one.training.steps = steps + 1;
   for (int step = 2; step <= steps + 1; ++step) one.run.trace_steps.push_back(step);
   resolve_parallel(one, few, stages);

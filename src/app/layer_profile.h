@@ -12,7 +12,7 @@ namespace trainer {
 
 struct LayerProfile {
   std::vector<MeasuredLayer> layers;
-  double task_overhead_seconds = 0;  // between the end of a task and the begin of the next on its lane
+  double task_overhead_seconds = 0;  // between the end of a task and the begin of the next of its pass
   Pace pace;                         // of all ranks, in the recorded steps
 };
 
@@ -51,8 +51,8 @@ struct RecordedProgram {
 // one rank, of steps whose first micro-batch is 0.
 LayerProfile summarise_layers(const RecordedProgram& program, std::vector<TimelineEvent> events);
 
-// Means over the ranks that have a length; one that was slow may have none of what stands at the end of a
-// step. All have the same shapes. Collective.
+// Means over the ranks that have a length: one that was slow may have none of what stands at the end of a
+// step, and one stage has none of another's layers. All have the same shapes. Collective.
 void average_over_ranks(LayerProfile& profile, Communicator& world);
 
 // How long consecutive pieces of one rank's work, each kPieceSeconds of what the profile has, took against

@@ -169,8 +169,10 @@ void MachineProfiler::measure_layers(const ProfileSubject& subject, int stages,
 
 void add_layers(MachineProfile& profile, const LayerProfile& fresh) {
   profile.task_overhead_seconds.push_back(fresh.task_overhead_seconds);
-  profile.pace.piece_seconds = fresh.pace.piece_seconds;
-  profile.pace.ranks.resize(fresh.pace.ranks.size());
+  if (!fresh.pace.ranks.empty()) {
+    profile.pace.piece_seconds = fresh.pace.piece_seconds;
+    profile.pace.ranks.resize(fresh.pace.ranks.size());
+  }
   for (size_t r = 0; r < fresh.pace.ranks.size(); ++r)
     profile.pace.ranks[r].insert(profile.pace.ranks[r].end(), fresh.pace.ranks[r].begin(),
                                  fresh.pace.ranks[r].end());

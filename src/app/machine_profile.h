@@ -21,8 +21,8 @@ struct MachineProfile {
   std::map<std::string, double> matmul_flops_per_second;  // by precision
   double memory_bytes_per_second = 0;                     // while all ranks of the node use the memory
   std::vector<MeasuredLayer> layers;
-  std::vector<double> task_overhead_seconds;  // of each subject; the median counts
-  Pace pace;                                  // one subject after the other
+  std::vector<double> task_overhead_seconds;  // of each program; the median counts
+  Pace pace;                                  // one program after the other
   std::string collective_algorithm = "direct";
   std::optional<LinkProfile> within_node, across_nodes;
 };

@@ -104,15 +104,13 @@ Study this_machine_study(int rounds) {
   MachineRuns runs(work.path(), kConfig);
   Study study;
   study.title = "This machine: predicted and measured steps";
-  study.assumptions.push_back(
-      fmt::format("'Published' is the measured step, the median over {} rounds of the median of a round's "
-                  "steps; 'ours' is "
-                  "that and the error, the median over the rounds of a round's predicted over its measured "
-                  "step. A plan is "
-                  "predicted from profiles of its layers right before and right after each of its runs: in a "
-                  "pipeline for "
-                  "plans of several stages, else of one stage on each rank.",
-                  rounds));
+  study.assumptions.push_back(fmt::format(
+      "'Published' is the measured step, the median over {} rounds of the median of a round's steps. The "
+      "error "
+      "is the median over the rounds of a round's predicted over its measured step, less 1; 'ours' is the "
+      "measured step with that error. A plan is predicted from profiles of its layers right before and right "
+      "after each of its runs, in pipelines for plans of several stages, else in one stage on each rank.",
+      rounds));
   std::vector<Setting> possible;
   for (Setting& setting : settings()) {
     std::string why;

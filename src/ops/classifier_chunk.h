@@ -6,7 +6,8 @@
 
 namespace trainer {
 
-constexpr int64_t kMostClassifierTokens = 640;  // of one chunk
+// Of one chunk; more take memory and are no faster.
+constexpr int64_t kMostClassifierTokens = 640;
 constexpr int64_t kClassifierChunkBytes = int64_t{128} << 20;
 
 // Tokens of one chunk: their fp32 logits take at most kClassifierChunkBytes, but they are not so few that the

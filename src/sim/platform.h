@@ -127,7 +127,7 @@ struct Platform {
   const LinkPair& link(LinkUse use) const { return links[static_cast<size_t>(use)]; }
   // Transfers want compute of their devices (Link::core_share, Link::core_wait_seconds).
   bool shares_cores() const;
-  // Where a shape was measured with or without a pipeline only, that. Null: not measured.
+  // Null: not measured. Where only the other value of `pipelined` was, that entry.
   const MeasuredLayer* measurement(const LayerShape& shape) const;
   // Floating-point operations per second, a multiply-add being two. Throws InputError when the platform does
   // not say.

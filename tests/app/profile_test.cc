@@ -68,6 +68,16 @@ TEST(LayerProfile, MediansByShapeAndPlaceInTheStep) {
   EXPECT_DOUBLE_EQ(find("head").forward_seconds, 2);
 }
 
+// Between passes a stage waits for others.
+TEST(LayerProfile, WaitsAreNotOverhead) {
+  const std::vector<LayerCatalogue> layers{layer(200, 8, 8), layer(200, 8, 8)};
+  const LayerProfile p =
+      summarise_layers({layers, 4, true}, {event("Forward", 0, 0, 0, 1), event("Forward", 1, 0, 1.25, 1),
+                                           event("Forward", 0, 1, 9, 1), event("Backward", 1, 0, 19, 1),
+                                           event("Forward", 0, 2, 29, 1)});
+  EXPECT_DOUBLE_EQ(p.task_overhead_seconds, 0.25);
+}
+
 // A rank that was cut off before its update takes what the other found; what neither has stays unknown.
 TEST(LayerProfile, ARankWithoutALengthDoesNotCount) {
   const std::vector<LayerCatalogue> layers{layer(100, 8, 0), layer(200, 8, 8)};
@@ -166,7 +176,7 @@ TEST(LayerProfile, AsManyBlocksAsFitAreRun) {
 }
 
 // Of a pipeline over all ranks every layer is timed, wherever it lies.
-TEST(LayerProfile, RanksMeasureAsStagesOfOnePipeline) {
+TEST(LayerProfile, RanksMeasureAsStagesOfPipelines) {
   Config config;
   config.data.sequence_length = 8;
   config.training.micro_batch_size = 1;
@@ -179,16 +189,15 @@ TEST(LayerProfile, RanksMeasureAsStagesOfOnePipeline) {
   model.num_attention_heads = model.num_query_groups = 2;
   model.head_dim = 8;
   model.max_position_embeddings = 8;
-  const auto group = make_in_process_group(2);
-  std::vector<LayerProfile> profiles(2);
+  const auto group = make_in_process_group(4);  // two pipelines side by side
+  std::vector<LayerProfile> profiles(group.size());
   {
     std::vector<std::jthread> ranks;
-    for (size_t r = 0; r < 2; ++r)
+    for (size_t r = 0; r < group.size(); ++r)
       ranks.emplace_back(
           [&, r] { profiles[r] = measure_layers(config, model, *group[r], 2, 2, int64_t{1} << 40); });
   }
-  EXPECT_EQ(profiles[0].layers, profiles[1].layers);
-  EXPECT_EQ(profiles[0].pace.ranks.size(), profiles[0].pace.ranks.empty() ? 0u : 2u);
+  for (const LayerProfile& p : profiles) EXPECT_EQ(p.layers, profiles[0].layers);
   std::set<std::string> kinds;
   for (const MeasuredLayer& m : profiles[0].layers) {
     EXPECT_TRUE(m.shape.pipelined);
@@ -263,10 +272,31 @@ TEST(MachineProfile, BecomesAPlatformThatReadsBack) {
 }
 
 // Rounds in which neighbours slowed down the plan or the profiles do not count.
-TEST(CheckedPlan, ErrsByTheLowerQuartilesOfItsRounds) {
-  const CheckedPlan plan{"p.json", {9, 2, 1.9, 8, 7}, {2.2, 8, 9, 2.1, 7}};
+TEST(CheckedPlan, ErrsByTheMedianRatioOfItsRounds) {
+  const CheckedPlan plan{"p.json", {1, 2, 4}, {1.1, 4, 2}};  // the ratio of the medians is 1
   EXPECT_EQ(plan.step_seconds(), 2);
   EXPECT_NEAR(plan.error(), 0.1, 1e-12);
+}
+
+// Programs without a pace leave that of others alone; layers in a pipeline are layers of their own.
+TEST(MachineProfile, ProgramsAddUp) {
+  LayerProfile one, pipeline;
+  one.pace = {0.01, {{1, 2}, {3, 4}}};
+  MeasuredLayer& alone = one.layers.emplace_back();
+  alone.shape = shape_of(layer(200, 8, 8), 4, false);
+  alone.forward_seconds = 1;
+  MeasuredLayer& staged = pipeline.layers.emplace_back();
+  staged.shape = shape_of(layer(200, 8, 8), 4, true);
+  staged.forward_seconds = 2;
+  MachineProfile m;
+  m.matmul_flops_per_second["fp32"] = 1e9;
+  add_layers(m, one);
+  add_layers(m, pipeline);
+  EXPECT_EQ(m.pace, one.pace);
+  const Platform p = to_platform(m);
+  ASSERT_EQ(p.measured.size(), 2u);
+  EXPECT_EQ(*p.measurement(alone.shape), alone);
+  EXPECT_EQ(*p.measurement(staged.shape), staged);
 }
 
 TEST(MachineProfile, EveryLinkSaysWhereItIsFrom) {
