@@ -175,7 +175,7 @@ TEST(LayerProfile, AsManyBlocksAsFitAreRun) {
   EXPECT_EQ(profiled_stages(8, model), 2);
 }
 
-// Of a pipeline over all ranks every layer is timed, wherever it lies.
+// Every layer is timed, whichever stage has it.
 TEST(LayerProfile, RanksMeasureAsStagesOfPipelines) {
   Config config;
   config.data.sequence_length = 8;
@@ -271,7 +271,6 @@ TEST(MachineProfile, BecomesAPlatformThatReadsBack) {
   EXPECT_DOUBLE_EQ(p.host_memory_bytes_per_second, 2e10);
 }
 
-// Rounds in which neighbours slowed down the plan or the profiles do not count.
 TEST(CheckedPlan, ErrsByTheMedianRatioOfItsRounds) {
   const CheckedPlan plan{"p.json", {1, 2, 4}, {1.1, 4, 2}};  // the ratio of the medians is 1
   EXPECT_EQ(plan.step_seconds(), 2);
