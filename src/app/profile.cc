@@ -17,8 +17,8 @@ constexpr const char* kProfileUsage = R"(usage: trainer profile CONFIG... [optio
 
 Measures this machine for the layers of the configs' models, their micro-batches, precision and threads, and
 writes a platform file (docs/platforms.md) that 'trainer simulate' and 'trainer plan' read. Under mpirun all
-ranks measure at the same time, and messages and sums between them are measured too: start as many ranks as
-the plans have on a machine. No dataset is read.
+ranks measure at the same time, each by itself and as stages of pipelines, and messages and sums between them are
+measured too: start as many ranks as the plans have on a machine. No dataset is read.
 
 With device.kind mt3000-sim nothing is measured: cycles of the layers are counted on a simulated cluster, whatever
 their size, and all but them is the platform mt3000's.

@@ -105,9 +105,9 @@ Study this_machine_study(int rounds) {
   Study study;
   study.title = "This machine: predicted and measured steps";
   study.assumptions.push_back(fmt::format(
-      "'Published' is the measured step, the median over {} rounds of the median of a round's steps. The "
-      "error "
-      "is the median over the rounds of a round's predicted over its measured step, less 1; 'ours' is the "
+      "'Published' is the measured step, the median over {} rounds of the median of a round's steps. "
+      "The error is the median over the rounds of a round's predicted over its measured step, less 1; 'ours' "
+      "is the "
       "measured step with that error. A plan is predicted from profiles of its layers right before and right "
       "after each of its runs, in pipelines for plans of several stages, else in one stage on each rank.",
       rounds));
