@@ -168,14 +168,18 @@ void MachineProfiler::measure_layers(const ProfileSubject& subject, int stages,
 }
 
 void add_layers(MachineProfile& profile, const LayerProfile& fresh) {
-  profile.task_overhead_seconds.push_back(fresh.task_overhead_seconds);
-  if (!fresh.pace.ranks.empty()) {
-    profile.pace.piece_seconds = fresh.pace.piece_seconds;
-    profile.pace.ranks.resize(fresh.pace.ranks.size());
+  const bool pipelined = std::any_of(fresh.layers.begin(), fresh.layers.end(),
+                                     [](const MeasuredLayer& m) { return m.shape.pipelined; });
+  if (!pipelined || profile.layers.empty()) {
+    profile.task_overhead_seconds.push_back(fresh.task_overhead_seconds);
+    if (!fresh.pace.ranks.empty()) {
+      profile.pace.piece_seconds = fresh.pace.piece_seconds;
+      profile.pace.ranks.resize(fresh.pace.ranks.size());
+    }
+    for (size_t r = 0; r < fresh.pace.ranks.size(); ++r)
+      profile.pace.ranks[r].insert(profile.pace.ranks[r].end(), fresh.pace.ranks[r].begin(),
+                                   fresh.pace.ranks[r].end());
   }
-  for (size_t r = 0; r < fresh.pace.ranks.size(); ++r)
-    profile.pace.ranks[r].insert(profile.pace.ranks[r].end(), fresh.pace.ranks[r].begin(),
-                                 fresh.pace.ranks[r].end());
   for (const MeasuredLayer& m : fresh.layers) {
     const auto same = [&](const MeasuredLayer& other) { return other.shape == m.shape; };
     if (m.forward_seconds < 0 && m.first_forward_seconds < 0) continue;  // nothing was recorded of it

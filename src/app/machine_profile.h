@@ -26,7 +26,8 @@ struct MachineProfile {
   std::string collective_algorithm = "direct";
   std::optional<LinkProfile> within_node, across_nodes;
 };
-// Layers of shapes that a profile has already stay as they are.
+// Layers of shapes that a profile has already stay as they are. Ranks of a pipeline wait for one another and
+// do unlike work: their overhead and pace count only in a profile that has no layers yet.
 void add_layers(MachineProfile& profile, const LayerProfile& fresh);
 // Layers of shapes that were not measured are estimated with the efficiency that the measured blocks reach.
 Platform to_platform(const MachineProfile& profile);

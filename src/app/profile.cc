@@ -89,9 +89,6 @@ Platform measured_platform(const ProfileRequest& r, const MachineProfiler& profi
                            const Communicator& world) {
   MachineProfile profile = profiler.measure_links();
   for (const ProfileSubject& s : r.subjects) profiler.measure_layers(s, 1, profile);
-  // Of programs in which ranks do the same at the same time and wait for nothing.
-  const auto overhead = profile.task_overhead_seconds;
-  const Pace pace = profile.pace;
   for (const ProfileSubject& s : r.subjects) {
     const int stages = profiled_stages(world.size(), s.model);
     if (stages > 1)
@@ -100,8 +97,6 @@ Platform measured_platform(const ProfileRequest& r, const MachineProfiler& profi
       log_info("{} ranks have no divisor of at most {} for stages: layers are not measured in pipelines",
                world.size(), std::min<int64_t>(kProfiledBlocks, s.model.num_layers));
   }
-  profile.task_overhead_seconds = overhead;
-  profile.pace = pace;
   return to_platform(profile);
 }
 

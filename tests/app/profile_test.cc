@@ -277,10 +277,14 @@ TEST(CheckedPlan, ErrsByTheMedianRatioOfItsRounds) {
   EXPECT_NEAR(plan.error(), 0.1, 1e-12);
 }
 
-// Programs without a pace leave that of others alone; layers in a pipeline are layers of their own.
+// Programs without a pace, and pipelines, leave that of others alone; layers in a pipeline are layers of
+// their own.
 TEST(MachineProfile, ProgramsAddUp) {
   LayerProfile one, pipeline;
   one.pace = {0.01, {{1, 2}, {3, 4}}};
+  one.task_overhead_seconds = 0.5;
+  pipeline.pace = {0.01, {{9}, {9}}};
+  pipeline.task_overhead_seconds = 8;
   MeasuredLayer& alone = one.layers.emplace_back();
   alone.shape = shape_of(layer(200, 8, 8), 4, false);
   alone.forward_seconds = 1;
@@ -291,7 +295,13 @@ TEST(MachineProfile, ProgramsAddUp) {
   m.matmul_flops_per_second["fp32"] = 1e9;
   add_layers(m, one);
   add_layers(m, pipeline);
+  add_layers(m, {});
   EXPECT_EQ(m.pace, one.pace);
+  EXPECT_EQ(m.task_overhead_seconds, (std::vector<double>{0.5, 0}));
+  MachineProfile staged_only;
+  add_layers(staged_only, pipeline);
+  EXPECT_EQ(staged_only.pace, pipeline.pace);
+  EXPECT_EQ(staged_only.task_overhead_seconds, (std::vector<double>{8}));
   const Platform p = to_platform(m);
   ASSERT_EQ(p.measured.size(), 2u);
   EXPECT_EQ(*p.measurement(alone.shape), alone);
