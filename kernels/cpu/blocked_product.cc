@@ -19,8 +19,8 @@ constexpr int64_t kTaskTiles = 16;
 // Panels of B per task, at most; fewer where that would leave threads idle.
 constexpr int64_t kTaskPanels = 8;
 
-// Tiles or panels that are packed together, and how many rows of memory at a time.
-constexpr int64_t kTogether = 4, kStrip = 64;
+// The most tiles or panels that are packed together, and how many rows of memory at a time.
+constexpr int64_t kTogether = 16, kStrip = 32;
 
 // Floats of a cache line.
 constexpr int64_t kLine = 16;
@@ -85,7 +85,7 @@ class Block {
     tile_count_ = tiles_.tiles_of(rows_.size());
     panel_count_ = parts_of(columns_.size(), tiles_.panel);
     // fp32 results of whole panels are stored from the registers; others pass through a buffer.
-    direct_ = p_.c.dtype == DType::kF32 && !p_.bias;
+    direct_ = p_.c.dtype == DType::kF32 && !p_.bias && !p_.softmax;
     whole_rows_ = tiles_.any_rows && p_.a_k == 1 && p_.a_row % tiles_.slot_elements == 0 &&
                   rows_.size() % tiles_.tile_rows == 0;
   }
@@ -143,11 +143,14 @@ class Block {
   template <class Pack>
   void in_strips(int64_t count, int64_t k, int64_t k_stride, const Pack& pack) const {
     const int64_t strip = k_stride == 1 ? k : kStrip;
+    const int64_t groups =
+        std::max(parts_of(count, kTogether), std::min<int64_t>(count, 4 * omp_get_num_threads()));
 #pragma omp for schedule(dynamic) nowait
-    for (int64_t group = 0; group < parts_of(count, kTogether); ++group)
+    for (int64_t group = 0; group < groups; ++group) {
+      const Range own = part(count, groups, group);
       for (int64_t begin = 0; begin < k; begin += strip)
-        for (int64_t i = group * kTogether; i < std::min(count, (group + 1) * kTogether); ++i)
-          pack(i, Range{begin, std::min(k, begin + strip)});
+        for (int64_t i = own.begin; i < own.end; ++i) pack(i, Range{begin, std::min(k, begin + strip)});
+    }
   }
   int64_t slots(Range depth) const { return tiles_.slots_of(depth.size()); }
   // Whether A is multiplied as it lies.
@@ -164,11 +167,10 @@ class Block {
   void multiply_panel(Range own_tiles, int64_t panel, bool more, Range depth, bool first, bool last) const {
     const Range own_rows = tile_rows(own_tiles);
     const bool direct = direct_ && panel_columns(panel) == tiles_.panel;
-    const Ref c =
-        p_.c.at((rows_.begin + own_rows.begin) * p_.c_stride + columns_.begin + panel * tiles_.panel);
     float* sum;  // row own_rows.begin
     if (direct) {
-      sum = c.f32();
+      sum =
+          p_.c.at((rows_.begin + own_rows.begin) * p_.c_stride + columns_.begin + panel * tiles_.panel).f32();
     } else if (first && last) {
       sum = memory_ + at_.task + omp_get_thread_num() * Layout::task_floats(tiles_);
     } else {
@@ -179,27 +181,38 @@ class Block {
     const bool unpacked = in_place(depth);
     const ConstRef own = p_.a.at(rows_.begin * p_.a_row + depth.begin * p_.a_k);
     const float* b = memory_ + at_.b + panel * k * tiles_.panel;
-    tiles_.multiply({.c = sum - own_rows.begin * stride,
-                     .c_stride = stride,
-                     .a = unpacked ? static_cast<const float*>(own.data) : memory_ + at_.a,
-                     .form = unpacked ? TileForm::kRows : TileForm::kPacked,
-                     .a_stride = unpacked ? p_.a_row / tiles_.slot_elements : k * tiles_.tile_width,
-                     .b = b,
-                     .b_stride = tiles_.panel,
-                     .m = rows_.size(),
-                     .k = k,
-                     .tile_begin = own_tiles.begin,
-                     .tile_end = own_tiles.end,
-                     .add = !first || (direct && p_.add),
-                     .next_b = more ? b + k * tiles_.panel : nullptr});
-    if (direct || !last) return;
-    tiles_.finish({.c = c,
-                   .c_stride = p_.c_stride,
-                   .tile = sum,
-                   .bias = p_.bias ? p_.bias.at(columns_.begin + panel * tiles_.panel) : ConstRef{},
-                   .add = p_.add,
-                   .rows = own_rows.size(),
-                   .columns = panel_columns(panel)});
+    const TileProduct product{.c = sum - own_rows.begin * stride,
+                              .c_stride = stride,
+                              .far_c = direct,
+                              .a = unpacked ? static_cast<const float*>(own.data) : memory_ + at_.a,
+                              .form = unpacked ? TileForm::kRows : TileForm::kPacked,
+                              .a_stride = unpacked ? p_.a_row / tiles_.slot_elements : k * tiles_.tile_width,
+                              .b = b,
+                              .b_stride = tiles_.panel,
+                              .m = rows_.size(),
+                              .k = k,
+                              .tile_begin = own_tiles.begin,
+                              .tile_end = own_tiles.end,
+                              .add = !first || (direct && p_.add),
+                              .next_b = more ? b + k * tiles_.panel : nullptr};
+    if (direct || !last) return tiles_.multiply(product);
+    const int64_t column = columns_.begin + panel * tiles_.panel;
+    PanelSoftmax softmax;
+    if (p_.softmax) {
+      const int64_t panels = parts_of(p_.n, tiles_.panel), at = rows_.begin * panels + column / tiles_.panel;
+      softmax = {.largest = p_.softmax->largest + at,
+                 .total = p_.softmax->total + at,
+                 .stride = panels,
+                 .labels = p_.softmax->labels + rows_.begin,
+                 .first = p_.softmax->first + static_cast<int32_t>(column),
+                 .label_logits = p_.softmax->label_logits + rows_.begin};
+    }
+    tiles_.multiply_finish(product, {.c = p_.c.at(rows_.begin * p_.c_stride + column),
+                                     .c_stride = p_.c_stride,
+                                     .bias = p_.bias ? p_.bias.at(column) : ConstRef{},
+                                     .add = p_.add,
+                                     .columns = panel_columns(panel),
+                                     .softmax = p_.softmax ? &softmax : nullptr});
   }
 
   const TileTable& tiles_;

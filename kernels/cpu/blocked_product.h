@@ -14,8 +14,17 @@
 
 namespace trainer {
 
-// C[m, n] = A[m, k] B[k, n] (+ bias[n]) (+ C). Strides count elements; a row of C is contiguous, of A and B
-// one of the two strides is 1.
+// Where the softmax of each panel of a row goes (PanelSoftmax), [m, panels of n]. A label is a column once
+// `first` is subtracted, or lies elsewhere.
+struct RowSoftmax {
+  float *largest, *total;
+  const int32_t* labels;  // [m]
+  int32_t first;
+  float* label_logits;  // [m]
+};
+
+// C[m, n] = A[m, k] B[k, n] (+ bias[n]) (+ C), or with `softmax` the weights of each panel of these sums.
+// Strides count elements; a row of C is contiguous, of A and B one of the two strides is 1.
 struct MatrixProduct {
   Ref c;
   int64_t c_stride;
@@ -26,6 +35,7 @@ struct MatrixProduct {
   ConstRef bias;  // may be null
   bool add;
   int64_t m, n, k;
+  const RowSoftmax* softmax = nullptr;  // then neither bias nor add
 };
 
 // Bytes of workspace for any product within m x n x k.

@@ -8,15 +8,12 @@
 #include "cpu/host_kernels.h"
 #include "cpu/parallel.h"
 #include "ops/classifier_chunk.h"
+#include "ops/element.h"
 #include "ops/softmax_part.h"
 #include "ops/wrong_label.h"
 
 namespace trainer {
 namespace {
-
-size_t logit_floats(int64_t tokens, int64_t vocabulary) {
-  return static_cast<size_t>(tokens * vocabulary + 15) / 16 * 16;
-}
 
 void check_labels(const Classifier& a) {
   const int64_t words = a.words();
@@ -26,9 +23,34 @@ void check_labels(const Classifier& a) {
   }
 }
 
-size_t part_bytes(int64_t tokens, int64_t ranks) {
-  return static_cast<size_t>(tokens * ranks) * sizeof(SoftmaxPart);
-}
+// What the workspace holds of one chunk, in bytes from its beginning.
+struct ChunkLayout {
+  size_t parts = 0;                     // [ranks, tokens], where there are more ranks than one
+  size_t largest, total, label_logits;  // fp32: [tokens, panels] twice, [tokens]
+  size_t weights;                       // [tokens, stride]
+  size_t end;
+  int64_t panels, stride;
+
+  ChunkLayout(const TileTable& tiles, DType dtype, int64_t tokens, int64_t vocabulary, int64_t ranks) {
+    panels = (vocabulary + tiles.panel - 1) / tiles.panel;
+    stride = (vocabulary + kStride - 1) / kStride * kStride;
+    size_t used = 0;
+    const auto take = [&](size_t bytes) {
+      const size_t begin = used;
+      used = (used + bytes + 63) / 64 * 64;
+      return begin;
+    };
+    const auto count = static_cast<size_t>(tokens);
+    if (ranks > 1) parts = take(count * static_cast<size_t>(ranks) * sizeof(SoftmaxPart));
+    largest = take(count * static_cast<size_t>(panels) * sizeof(float));
+    total = take(count * static_cast<size_t>(panels) * sizeof(float));
+    label_logits = take(count * sizeof(float));
+    weights = take(count * static_cast<size_t>(stride) * size_of(dtype));
+    end = used;
+  }
+  // Rows begin on cache lines.
+  static constexpr int64_t kStride = 32;
+};
 
 // The parts of a token on all ranks, `stride` apart, as one softmax: the log of its sum, the label's logit.
 struct SoftmaxTotal {
@@ -49,8 +71,11 @@ SoftmaxTotal join(const SoftmaxPart* parts, int64_t ranks, int64_t stride) {
 size_t HostKernels::classifier_workspace_bytes(const WorkspaceShape& shape) const {
   if (shape.vocabulary == 0) return 0;
   const int64_t tokens = std::min(shape.tokens, classifier_chunk_tokens(shape.vocabulary));
-  const size_t parts = shape.tensor_ranks > 1 ? (part_bytes(tokens, shape.tensor_ranks) + 63) / 64 * 64 : 0;
-  return parts + logit_floats(tokens, shape.vocabulary) * sizeof(float) +
+  const auto bytes = [&](const TileTable& tiles, DType dtype) {
+    return ChunkLayout(tiles, dtype, tokens, shape.vocabulary, shape.tensor_ranks).end;
+  };
+  const TileTable* const narrow = shape.dtype == DType::kBF16 ? products_.bf16_tiles : nullptr;
+  return (narrow ? bytes(*narrow, DType::kBF16) : bytes(products_.tiles, DType::kF32)) +
          std::max({products_.bytes(tokens, shape.vocabulary, shape.hidden),
                    products_.bytes(tokens, shape.hidden, shape.vocabulary),
                    products_.bytes(shape.vocabulary, shape.hidden, tokens)});
@@ -67,21 +92,22 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
     if (a.dweight && !accumulate) clear_dweight();
     return result;
   }
-  const TileTable& tiles = products_.tiles;
+  // A processor that multiplies bf16 gets the slopes in bf16.
+  const TileTable& tiles = products_.tiles_for({a.weight, a.x});
+  const DType dtype = &tiles == products_.bf16_tiles ? DType::kBF16 : DType::kF32;
   const int64_t chunk_tokens = classifier_chunk_tokens(a.largest_part());
   const int64_t chunks = (a.tokens + chunk_tokens - 1) / chunk_tokens;
   const int64_t most = (a.tokens + chunks - 1) / chunks;
-  const size_t floats = logit_floats(most, a.vocabulary);
   const int64_t ranks = a.part.group ? a.part.group->size() : 1;
-  const size_t head = a.part.group ? (part_bytes(most, ranks) + 63) / 64 * 64 : 0;
-  std::byte* const memory = workspace(head + floats * sizeof(float), "the classifier");
-  auto* const parts = reinterpret_cast<SoftmaxPart*>(memory);  // [ranks, tokens of the chunk], with a group
-  float* logits = reinterpret_cast<float*>(memory + head);
-  const std::span<std::byte> rest = workspace_.subspan(head + floats * sizeof(float));
-  // A processor that multiplies bf16 gets the slopes in bf16, each row in the first half of its logits.
-  const bool narrow = &products_.tiles_for({a.weight, a.x}) == products_.bf16_tiles;
-  const Ref slopes{logits, narrow ? DType::kBF16 : DType::kF32};
-  const int64_t slope_stride = narrow ? 2 * a.vocabulary : a.vocabulary;
+  const ChunkLayout at(tiles, dtype, most, a.vocabulary, ranks);
+  std::byte* const memory = workspace(at.end, "the classifier");
+  const std::span<std::byte> rest = workspace_.subspan(at.end);
+  auto* const parts = reinterpret_cast<SoftmaxPart*>(memory + at.parts);
+  float* const largest = reinterpret_cast<float*>(memory + at.largest);
+  float* const total = reinterpret_cast<float*>(memory + at.total);
+  float* const label_logits = reinterpret_cast<float*>(memory + at.label_logits);
+  // Of each token: exp(logit - largest of the panel), then the slopes, softmax - one at the label.
+  const Ref weights{memory + at.weights, dtype};
 
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t begin = a.tokens * chunk / chunks, count = a.tokens * (chunk + 1) / chunks - begin;
@@ -91,8 +117,9 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
         std::any_of(labels, labels + count, [](int32_t label) { return label != kIgnoredLabel; });
     double losses[kMostClassifierTokens] = {};
     if (any) {
-      products_.run({.c = ref(logits),
-                     .c_stride = a.vocabulary,
+      const RowSoftmax softmax{largest, total, labels, static_cast<int32_t>(a.part.first), label_logits};
+      products_.run({.c = weights,
+                     .c_stride = at.stride,
                      .a = x,
                      .a_row = a.hidden,
                      .a_k = 1,
@@ -103,30 +130,31 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
                      .add = false,
                      .m = count,
                      .n = a.vocabulary,
-                     .k = a.hidden},
+                     .k = a.hidden,
+                     .softmax = &softmax},
                     rest);
-      // The logits of a token become exp(logit - largest).
-      const auto part_of = [&](int64_t t) {
-        float* const row = logits + t * a.vocabulary;
+      const auto own_label = [&](int64_t t) {
         const int64_t label = labels[t] - a.part.first;
-        const double target = label >= 0 && label < a.vocabulary ? row[label] : 0.0;
-        const float top = tiles.largest(row, a.vocabulary);
-        return SoftmaxPart{top, tiles.exponentials(row, top, a.vocabulary), target};
+        return label >= 0 && label < a.vocabulary ? label : -1;
+      };
+      const auto part_of = [&](int64_t t) {
+        const float* const tops = largest + t * at.panels;
+        const float top = tiles.largest(tops, at.panels);
+        return SoftmaxPart{top, tiles.join_panels(tops, total + t * at.panels, at.panels, top),
+                           own_label(t) < 0 ? 0.0 : label_logits[t]};
       };
       const auto set_slopes = [&](int64_t t, double top, double log_sum) {
         if (!a.dx) return;
-        const Ref slope = slopes.at(t * slope_stride);
-        const int64_t label = labels[t] - a.part.first;
-        tiles.scale(slope, logits + t * a.vocabulary, static_cast<float>(std::exp(top - log_sum)),
-                    a.vocabulary);
-        if (label < 0 || label >= a.vocabulary) return;
-        const float own_slope = static_cast<float>(std::expm1(-losses[t]));
-        tiles.scale(slope.at(label), &own_slope, 1.0f, 1);
+        const Ref slope = weights.at(t * at.stride);
+        tiles.scale_panels(slope, largest + t * at.panels, static_cast<float>(top),
+                           static_cast<float>(std::exp(top - log_sum)), a.vocabulary);
+        const int64_t label = own_label(t);
+        if (label >= 0) store_element(slope, label, std::expm1(-losses[t]));
       };
       const auto clear_slopes = [&](int64_t t) {
         if (a.dx)
-          std::memset(slopes.at(t * slope_stride).data, 0,
-                      static_cast<size_t>(a.vocabulary) * size_of(slopes.dtype));
+          std::memset(weights.at(t * at.stride).data, 0,
+                      static_cast<size_t>(a.vocabulary) * size_of(weights.dtype));
       };
       const auto each_token = [&](auto&& valid, auto&& ignored) {
         parallel_ranges(threads_, count, 1, [&](int64_t first, int64_t last) {
@@ -141,7 +169,7 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
       if (a.part.group) {
         SoftmaxPart* const own = parts + a.part.group->rank() * count;
         each_token([&](int64_t t) { own[t] = part_of(t); }, [&](int64_t t) { own[t] = {}; });
-        a.part.group->all_gather(parts, part_bytes(count, 1));
+        a.part.group->all_gather(parts, static_cast<size_t>(count) * sizeof(SoftmaxPart));
         each_token(
             [&](int64_t t) {
               const SoftmaxTotal whole = join(parts + t, ranks, count);
@@ -173,8 +201,8 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
     }
     products_.run({.c = dx,
                    .c_stride = a.hidden,
-                   .a = slopes,
-                   .a_row = slope_stride,
+                   .a = weights,
+                   .a_row = at.stride,
                    .a_k = 1,
                    .b = a.weight,
                    .b_column = 1,
@@ -188,9 +216,9 @@ ClassifierResult HostKernels::classifier(const Classifier& a) {
     if (!a.dweight) continue;
     products_.run({.c = ref(a.dweight),
                    .c_stride = a.hidden,
-                   .a = slopes,
+                   .a = weights,
                    .a_row = 1,
-                   .a_k = slope_stride,
+                   .a_k = at.stride,
                    .b = x,
                    .b_column = 1,
                    .b_k = a.hidden,

@@ -1,7 +1,7 @@
 // The vectorised host backend. The class is declared here once; its operations live in one source per kind:
 // norm, rope, activation, embedding, optimizer, elementwise, gemm, attention, classifier.
 //
-// Work is split statically over `threads()` OpenMP threads along dimensions that no sum runs over, or into
+// Work is split over `threads()` OpenMP threads along dimensions that no sum runs over, or into
 // blocks whose number depends on the shape alone, so that every bit of a result is the same for any number of
 // threads.
 #pragma once

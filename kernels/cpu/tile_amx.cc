@@ -8,8 +8,9 @@
 #include <utility>
 
 #if defined(__clang__)
-#pragma clang attribute push(                                                                            \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16,avx2,fma"))), \
+#pragma clang attribute push(                                                                        \
+    __attribute__((                                                                                  \
+        target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16,prfchw,avx2,fma"))), \
     apply_to = function)
 #else
 // GCC 12 takes the deliberately undefined operand inside its own intrinsics for a mistake.
@@ -17,7 +18,7 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC push_options
 #pragma GCC target( \
-    "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16,avx2,fma,prefer-vector-width=512")
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16,prfchw,avx2,fma,prefer-vector-width=512")
 #endif
 #define TRAINER_ISA amx
 #define TRAINER_VECTOR_WIDTH 16

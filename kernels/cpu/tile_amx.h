@@ -5,21 +5,22 @@
 // the registers behind them, and when both fill theirs, a load waits for every product that still reads the
 // old contents (measured: 1.6 times slower with eight).
 //
-// A packed tile of A holds, for every 16 slots of k, its 32 rows one after the other.
+// For every 16 slots of k, a packed tile of A holds its 32 rows one after the other; a packed panel of B
+// holds the 16 slots of its first 16 columns, then those of the others.
 #pragma once
 
+#include "cpu/tile_finish.h"
 #include "cpu/tile_packing.h"
 
 namespace trainer::TRAINER_ISA {
 
 // Rows, columns and slots of one register.
 constexpr int64_t kRegister = 16;
-constexpr int64_t kTileRows = 2 * kRegister, kTileWidth = 2 * kRegister, kPanel = 2 * kRegister;
+constexpr int64_t kTileRows = 2 * kRegister, kTileWidth = 2 * kRegister;
+static_assert(kPanel == 2 * kRegister);
 constexpr int64_t kSlotMultiple = kRegister;
 constexpr bool kEven = false, kAnyRows = true;
 constexpr int64_t kTaskBytes = 1 << 20;
-// Slots for which a panel of B stays in the first-level cache while the tiles of A pass by.
-constexpr int64_t kNearSlots = 256;
 
 struct alignas(64) RegisterShapes {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -48,7 +49,22 @@ inline void pack_a(const TilePacking& p) {
   }
 }
 
-inline void pack_b(const TilePacking& p) { pack_slots(p, kSlotMultiple); }
+inline void pack_b(const TilePacking& p) {
+  if (p.to_stride != kPanel) return pack_slots(p, kSlotMultiple);
+  const int64_t slots = (p.k + 2 * kRegister - 1) / (2 * kRegister) * kRegister;
+  for (int64_t slot = 0; slot < slots; slot += kRegister) {
+    for (int64_t column = 0; column < p.width; column += kRegister) {
+      Floats block[kWidth];
+      slots_of(block, p, column, slot);
+      float* to = p.to + slot * kPanel + column * kRegister;
+      for (int64_t i = 0; i < kRegister; ++i) store(to + i * kRegister, block[i], All{});
+    }
+  }
+}
+
+inline void shape_registers() { _tile_loadconfig(&kRegisterShapes); }
+inline void release_registers() { _tile_release(); }
+constexpr auto kBegin = shape_registers, kEnd = release_registers;
 
 // Where the slots of a tile's rows lie.
 struct TileRows {
@@ -57,20 +73,43 @@ struct TileRows {
   int64_t step;              // slots from 16 slots to the next
 };
 
-// C[32, 32] (+)= A B. Registers 0 to 3 are C's, 4 is A's, 5 is B's.
-template <bool kLower>
-inline void multiply_block(float* c, int64_t c_stride, bool add, const TileRows& a, const float* b,
-                           int64_t b_stride, int64_t k, const char* next, int64_t next_step) {
+// Where the slots of a panel lie.
+struct PanelSlots {
+  const float* b;
+  int64_t slot_bytes, right;  // from a slot to the next; slots from the left 16 columns to the right
+  int64_t step;
+};
+
+// What is done beside the products of a tile, a little with every 16 slots: then the tile registers need not
+// wait for it.
+struct Beside {
+  // A part of the next panel is brought closer.
+  const char* next_b;
+  int64_t b_bytes;  // with each step
+  // And so are the rows of C which are about to be written; null: none are.
+  const char* next_c = nullptr;
+  int64_t c_stride = 0, c_bytes = 0;  // from a row to the next; of each row
+  // The tile before is finished: its sums, and its first row; null: there is none.
+  const float* sums = nullptr;
+  int64_t row = 0;
+};
+
+// to[32, 32] = A B (+ from, where there is one). Registers 0 to 3 are C's, 4 is A's, 5 is B's. Inlined: what
+// passed through memory would wait there behind all that a tile stores.
+template <FinishRows kFinish, bool kLower>
+__attribute__((always_inline)) inline void multiply_block(float* to, int64_t to_stride, const float* from,
+                                                          int64_t from_stride, TileRows a, PanelSlots b,
+                                                          int64_t k, Beside beside,
+                                                          const TileFinish* finish) {
   // Compilers do not know that tile loads read memory: what was stored before must be stored now.
   asm volatile("" ::: "memory");
-  const int64_t c_bytes = c_stride * 4, b_bytes = b_stride * 4;
-  float* const low = c + kRegister * c_stride;
-  if (add) {
-    _tile_loadd(0, c, c_bytes);
-    _tile_loadd(1, c + kRegister, c_bytes);
+  if (from) {
+    const float* const low = from + kRegister * from_stride;
+    _tile_loadd(0, from, from_stride * 4);
+    _tile_loadd(1, from + kRegister, from_stride * 4);
     if (kLower) {
-      _tile_loadd(2, low, c_bytes);
-      _tile_loadd(3, low + kRegister, c_bytes);
+      _tile_loadd(2, low, from_stride * 4);
+      _tile_loadd(3, low + kRegister, from_stride * 4);
     }
   } else {
     _tile_zero(0);
@@ -80,71 +119,120 @@ inline void multiply_block(float* c, int64_t c_stride, bool add, const TileRows&
       _tile_zero(3);
     }
   }
-  const float* rows = a.a;
-  for (int64_t kk = 0; kk < k; kk += kRegister) {
-    _tile_loadd(4, rows, a.row_bytes);
-    _tile_loadd(5, b, b_bytes);
+  const auto multiply_step = [&] {
+    _tile_loadd(4, a.a, a.row_bytes);
+    _tile_loadd(5, b.b, b.slot_bytes);
     _tile_dpbf16ps(0, 4, 5);
-    _tile_loadd(5, b + kRegister, b_bytes);
+    _tile_loadd(5, b.b + b.right, b.slot_bytes);
     _tile_dpbf16ps(1, 4, 5);
     if (kLower) {
-      _tile_loadd(4, rows + a.lower, a.row_bytes);
+      _tile_loadd(4, a.a + a.lower, a.row_bytes);
       _tile_dpbf16ps(3, 4, 5);
-      _tile_loadd(5, b, b_bytes);
+      _tile_loadd(5, b.b, b.slot_bytes);
       _tile_dpbf16ps(2, 4, 5);
     }
-    for (int64_t line = 0; line < next_step; line += 64) __builtin_prefetch(next + line, 0, 2);
-    next += next_step;
-    rows += a.step;
-    b += kRegister * b_stride;
+    for (int64_t at = 0; at < beside.b_bytes; at += 64) __builtin_prefetch(beside.next_b + at, 0, 2);
+    beside.next_b += beside.b_bytes;
+    a.a += a.step;
+    b.b += b.step;
+  };
+  // All rows within the first steps, and the same number with each: loops that processors foresee.
+  const int64_t steps = k / kRegister;
+  int64_t step = 0;
+  if (beside.next_c || beside.sums) {
+    int shift = 0;
+    while ((steps - steps / 4) << shift < kTileRows && shift < 5) ++shift;
+    for (; step < steps - (kTileRows >> shift); ++step) multiply_step();
+    for (; step < steps; ++step) {
+      multiply_step();
+      for (int64_t r = 0; r < 1 << shift; ++r) {
+        __builtin_prefetch(beside.next_c, 1, 3);
+        __builtin_prefetch(beside.next_c + beside.c_bytes - 1, 1, 3);
+        beside.next_c += beside.c_stride;
+        if constexpr (kFinish != nullptr) {
+          if (beside.sums) {
+            kFinish(*finish, beside.sums, beside.row, 1);
+            beside.sums += kPanel;
+            ++beside.row;
+          }
+        }
+      }
+    }
   }
-  _tile_stored(0, c, c_bytes);
-  _tile_stored(1, c + kRegister, c_bytes);
+  for (; step < steps; ++step) multiply_step();
+  float* const low = to + kRegister * to_stride;
+  _tile_stored(0, to, to_stride * 4);
+  _tile_stored(1, to + kRegister, to_stride * 4);
   if (kLower) {
-    _tile_stored(2, low, c_bytes);
-    _tile_stored(3, low + kRegister, c_bytes);
+    _tile_stored(2, low, to_stride * 4);
+    _tile_stored(3, low + kRegister, to_stride * 4);
   }
 }
 
-inline void shape_registers() { _tile_loadconfig(&kRegisterShapes); }
-inline void release_registers() { _tile_release(); }
-constexpr auto kBegin = shape_registers, kEnd = release_registers;
-
-inline void multiply(const TileProduct& p) {
-  // Each tile asks for its share of the next panel, a little with every 16 slots.
-  const char* next = reinterpret_cast<const char*>(p.next_b);
-  const int64_t next_step =
-      p.next_b ? (kRegister * kPanel * 4 / (p.tile_end - p.tile_begin) + 63) / 64 * 64 : 0;
-  for (int64_t begin = 0; begin < p.k; begin += kNearSlots) {
-    const int64_t k = p.k - begin < kNearSlots ? p.k - begin : kNearSlots;
-    const float* b = p.b + begin * p.b_stride;
-    for (int64_t t = p.tile_begin; t < p.tile_end; ++t) {
-      const bool packed = p.form == TileForm::kPacked;
-      const TileRows a = packed ? TileRows{p.a + t * p.a_stride + begin * kTileWidth, kRegister * 4,
-                                           kRegister * kRegister, kRegister * kTileWidth}
-                                : TileRows{p.a + t * kTileRows * p.a_stride + begin, p.a_stride * 4,
-                                           kRegister * p.a_stride, kRegister};
-      float* const c = p.c + t * kTileRows * p.c_stride;
-      const int64_t rows = p.m - t * kTileRows;
-      const bool add = p.add || begin > 0;
-      if (rows >= kTileRows) {
-        multiply_block<true>(c, p.c_stride, add, a, b, p.b_stride, k, next, next_step);
-      } else {
-        // What a register stores beyond the last row is not C's.
-        alignas(64) float block[kTileRows * kPanel] = {};
-        for (int64_t r = 0; add && r < rows; ++r)
-          std::memcpy(block + r * kPanel, c + r * p.c_stride, kPanel * sizeof(float));
-        if (rows > kRegister) {
-          multiply_block<true>(block, kPanel, add, a, b, p.b_stride, k, next, next_step);
-        } else {
-          multiply_block<false>(block, kPanel, add, a, b, p.b_stride, k, next, next_step);
-        }
-        for (int64_t r = 0; r < rows; ++r)
-          std::memcpy(c + r * p.c_stride, block + r * kPanel, kPanel * sizeof(float));
-      }
-      next += next_step * (k / kRegister);
+template <FinishRows kFinish>
+inline void multiply_tiles(const TileProduct& p, const TileFinish* finish) {
+  const int64_t steps = p.k / kRegister;
+  Beside beside{.next_b = reinterpret_cast<const char*>(p.next_b), .b_bytes = 0};
+  if (p.next_b) {
+    const int64_t shares = steps * (p.tile_end - p.tile_begin);
+    beside.b_bytes = (p.k * kPanel * 4 / shares + 63) / 64 * 64;
+  }
+  const bool contiguous = p.b_stride == kPanel;
+  const PanelSlots b{p.b, contiguous ? kRegister * 4 : p.b_stride * 4,
+                     contiguous ? kRegister * kRegister : kRegister, kRegister * p.b_stride};
+  // Sums that are not stored where C is: of a tile that is finished while the next one is multiplied, or of
+  // one that has fewer rows than registers store.
+  alignas(64) float blocks[2][kTileRows * kPanel];
+  for (int64_t t = p.tile_begin; t < p.tile_end; ++t) {
+    const bool packed = p.form == TileForm::kPacked;
+    const TileRows a =
+        packed
+            ? TileRows{p.a + t * p.a_stride, kRegister * 4, kRegister * kRegister, kRegister * kTileWidth}
+            : TileRows{p.a + t * kTileRows * p.a_stride, p.a_stride * 4, kRegister * p.a_stride, kRegister};
+    const int64_t row = t * kTileRows, rows = smaller(p.m - row, kTileRows);
+    const bool whole = rows == kTileRows;
+    float* const c = p.c + row * p.c_stride;
+    float* const block = blocks[t % 2];
+    float* const to = kFinish || !whole ? block : c;
+    const float* from = p.add ? c : nullptr;
+    if (from && !whole) {
+      std::memset(block, 0, sizeof(blocks[0]));
+      for (int64_t r = 0; r < rows; ++r)
+        std::memcpy(block + r * kPanel, c + r * p.c_stride, kPanel * sizeof(float));
+      from = block;
+    }
+    if constexpr (kFinish != nullptr) {
+      const auto size = static_cast<int64_t>(size_of(finish->c.dtype));
+      beside.next_c = static_cast<const char*>(finish->c.data) + row * finish->c_stride * size;
+      beside.c_stride = finish->c_stride * size;
+      beside.c_bytes = finish->columns * size;
+    } else if (p.far_c) {
+      beside.next_c = reinterpret_cast<const char*>(c + kTileRows * p.c_stride);
+      beside.c_stride = p.c_stride * 4;
+      beside.c_bytes = kPanel * 4;
+    }
+    const int64_t to_stride = to == c ? p.c_stride : kPanel, from_stride = from == c ? p.c_stride : kPanel;
+    if (rows > kRegister) {
+      multiply_block<kFinish, true>(to, to_stride, from, from_stride, a, b, p.k, beside, finish);
+    } else {
+      multiply_block<kFinish, false>(to, to_stride, from, from_stride, a, b, p.k, beside, finish);
+    }
+    beside.next_b += steps * beside.b_bytes;
+    if constexpr (kFinish != nullptr) {
+      // Of all tiles but the last every row is C's.
+      if (t + 1 == p.tile_end) return kFinish(*finish, block, row, rows);
+      beside.sums = block;
+      beside.row = row;
+    } else if (!whole) {
+      for (int64_t r = 0; r < rows; ++r)
+        std::memcpy(c + r * p.c_stride, block + r * kPanel, kPanel * sizeof(float));
     }
   }
+}
+
+inline void multiply(const TileProduct& p) { multiply_tiles<nullptr>(p, nullptr); }
+inline void multiply_finish(const TileProduct& p, const TileFinish& f) {
+  with_finish(f, [&]<FinishRows kFinish>() { multiply_tiles<kFinish>(p, &f); });
 }
 
 }  // namespace trainer::TRAINER_ISA

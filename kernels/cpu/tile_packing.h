@@ -69,19 +69,26 @@ inline void slots_of_columns(Floats (&slots)[kWidth], const uint16_t* from, int6
   }
 }
 
+// kWidth slots from `slot` on of up to kWidth rows from `row` on; 0 where there are none.
+inline void slots_of(Floats (&slots)[kWidth], const TilePacking& p, int64_t row, int64_t slot) {
+  const int64_t rows = p.rows - row, k = p.k - 2 * slot;
+  const uint16_t* from = elements<uint16_t>(p.from) + row * p.row_stride + 2 * slot * p.k_stride;
+  if (rows <= 0) {
+    for (Floats& empty : slots) empty = Floats{};
+  } else if (p.row_stride == 1) {
+    slots_of_columns(slots, from, p.k_stride, rows, k);
+  } else {
+    slots_of_rows(slots, from, p.row_stride, rows, k);
+  }
+}
+
 // Slot by slot, all rows of each together.
 inline void pack_slots(const TilePacking& p, int64_t multiple) {
-  const uint16_t* from = elements<uint16_t>(p.from);
   const int64_t slots = (p.k + 2 * multiple - 1) / (2 * multiple) * multiple;
   for (int64_t row = 0; row < p.width; row += kWidth) {
-    const int64_t rows = p.rows - row;
     for (int64_t slot = 0; slot < slots; slot += kWidth) {
-      Floats block[kWidth] = {};
-      if (rows > 0 && p.row_stride == 1) {
-        slots_of_columns(block, from + row + 2 * slot * p.k_stride, p.k_stride, rows, p.k - 2 * slot);
-      } else if (rows > 0) {
-        slots_of_rows(block, from + row * p.row_stride + 2 * slot, p.row_stride, rows, p.k - 2 * slot);
-      }
+      Floats block[kWidth];
+      slots_of(block, p, row, slot);
       const int64_t count = slots - slot < kWidth ? slots - slot : kWidth;
       for (int64_t i = 0; i < count; ++i) store(p.to + (slot + i) * p.to_stride + row, block[i], All{});
     }

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "cpu/tile_finish.h"
 #include "cpu/tile_packing.h"
 
 namespace trainer::TRAINER_ISA {
@@ -10,7 +11,6 @@ namespace trainer::TRAINER_ISA {
 // A tile is two vectors wide and as tall as the registers allow beside two vectors of B and an element of A.
 constexpr int kTileRows = kWidth == 16 ? 14 : 6;
 constexpr int kTileWidth = kWidth == 16 ? 16 : 8;
-constexpr int kPanel = 2 * kWidth;
 // Where a tile of keys begins, pairs begin.
 constexpr bool kEven = kSlotElements == 1;
 constexpr int64_t kSlotMultiple = 1;
@@ -114,15 +114,18 @@ inline TileFunction tile_function(int64_t height, std::index_sequence<kRow...>) 
   return kFunctions[height - 1];
 }
 
+inline int64_t first_row(int64_t m, int64_t tile) {
+  const int64_t tiles = (m + kTileRows - 1) / kTileRows;
+  return kEven ? tile * m / tiles : smaller(m, tile * kTileRows);
+}
+
 template <TileForm kForm>
 inline void multiply_tiles(const TileProduct& p) {
-  const int64_t tiles = (p.m + kTileRows - 1) / kTileRows;
   // Each tile asks for its share of the next panel, a little with every k.
   const char* next = reinterpret_cast<const char*>(p.next_b ? p.next_b : p.b);
   const int64_t next_step = p.next_b ? kPanel * 4 / (p.tile_end - p.tile_begin) + 1 : 0;
   for (int64_t t = p.tile_begin; t < p.tile_end; ++t) {
-    const int64_t row = kEven ? t * p.m / tiles : t * kTileRows;
-    const int64_t height = (kEven ? (t + 1) * p.m / tiles : t + 1 < tiles ? row + kTileRows : p.m) - row;
+    const int64_t row = first_row(p.m, t), height = first_row(p.m, t + 1) - row;
     const float* a = p.a + (kForm == TileForm::kPacked ? t * p.a_stride : row * kQueryBlock / kSlotElements);
     const TileFunction function = tile_function<kForm>(height, std::make_index_sequence<kTileRows>());
     function(p, p.c + row * p.c_stride, a, next, next_step);
@@ -133,6 +136,13 @@ inline void multiply_tiles(const TileProduct& p) {
 inline void multiply(const TileProduct& p) {
   if (p.form == TileForm::kPacked) return multiply_tiles<TileForm::kPacked>(p);
   multiply_tiles<TileForm::kRows>(p);
+}
+
+inline void multiply_finish(const TileProduct& p, const TileFinish& f) {
+  multiply(p);
+  const int64_t begin = first_row(p.m, p.tile_begin);
+  const int64_t rows = first_row(p.m, p.tile_end) - begin;
+  with_finish(f, [&]<FinishRows kFinish>() { kFinish(f, p.c + begin * p.c_stride, begin, rows); });
 }
 
 }  // namespace trainer::TRAINER_ISA

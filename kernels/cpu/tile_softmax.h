@@ -7,15 +7,10 @@
 #else
 #include "cpu/tile_product.h"
 #endif
-#include "cpu/tile_finish.h"
-#include "cpu/vector_math.h"
 
 namespace trainer::TRAINER_ISA {
 
-// e^x, 0 where it would be denormal: arithmetic on denormals is slow and these are terms of a sum near 1.
-inline Floats weight_of(Floats x) { return x < -87.0f ? Floats{} : exponential(x); }
-
-// The same for weights of attention, x at most about 0. Those that will be rounded to bf16 need no more than
+// The same (tile_finish.h) for weights of attention. Those that will be rounded to bf16 need no more than
 // a relative error of 3e-6.
 inline Floats attention_weight(Floats x) {
 #if TRAINER_BF16
@@ -64,11 +59,6 @@ struct GroupMask {
 using GroupValues = Floats[kSlotElements][kGroup];
 
 #if TRAINER_BF16
-
-// Two vectors, rounded to bf16: `low` in the lower half.
-inline __m512i round_pair(Floats low, Floats high) {
-  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
-}
 
 inline void store_rows(const ScoreOperand& to, int64_t key, int64_t keys, int64_t query,
                        const GroupValues& values) {
@@ -275,30 +265,6 @@ inline float largest(const float* x, int64_t count) {
   return result;
 }
 
-inline double exponentials(float* x, float shift, int64_t count) {
-  constexpr int64_t kBlock = 4096;
-  double total = 0.0;
-  for (int64_t begin = 0; begin < count; begin += kBlock) {
-    float sums[1];
-    float* const at = x + begin;
-    sum_vectors<1>(count - begin < kBlock ? count - begin : kBlock, sums,
-                   [&](int64_t i, auto lanes, Floats* sum) {
-                     const Floats weight = weight_of(load_or(at + i, -__builtin_inff(), lanes) - shift);
-                     store(at + i, weight, lanes);
-                     sum[0] += weight;
-                   });
-    total += sums[0];
-  }
-  return total;
-}
-
-inline void scale_values(Ref y, const float* x, float scale, int64_t count) {
-  with_type(y.dtype, [&](auto* type) {
-    auto* to = elements<std::remove_pointer_t<decltype(type)>>(y);
-    for_vectors(0, count, [&](int64_t i, auto lanes) { store(to + i, load(x + i, lanes) * scale, lanes); });
-  });
-}
-
 constexpr TileTable kTileTable = {.tile_rows = kTileRows,
                                   .tile_width = kTileWidth,
                                   .panel = kPanel,
@@ -312,15 +278,15 @@ constexpr TileTable kTileTable = {.tile_rows = kTileRows,
                                   .pack_a = pack_a,
                                   .pack_b = pack_b,
                                   .multiply = multiply,
-                                  .finish = finish,
+                                  .multiply_finish = multiply_finish,
                                   .softmax_step = softmax_step,
                                   .softmax_slopes = softmax_slopes,
                                   .scale_columns = scale_columns,
                                   .store_transposed = store_transposed,
                                   .add_scaled = add_scaled,
                                   .dot = dot,
+                                  .join_panels = join_panels,
                                   .largest = largest,
-                                  .exponentials = exponentials,
-                                  .scale = scale_values};
+                                  .scale_panels = scale_panels};
 
 }  // namespace trainer::TRAINER_ISA

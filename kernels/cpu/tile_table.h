@@ -31,6 +31,7 @@ enum class TileForm : uint8_t {
 struct TileProduct {
   float* c;  // element (row, column) at c[row c_stride + column]
   int64_t c_stride;
+  bool far_c = false;  // C comes from beyond the second-level cache
   const float* a;
   TileForm form;
   int64_t a_stride;  // of kRows kQueryBlock / slot_elements, unless TileTable::any_rows
@@ -47,7 +48,8 @@ struct TileProduct {
 // Packs from[row row_stride + kk k_stride], row < rows, kk < k, for one tile of A or some columns of B. One
 // of the strides of `from` is 1; a k_stride is at least `rows`; width is a multiple of the tile's width. Rows
 // [rows, width) of `to` hold anything but what no operand could hold; the slots that fill up k to a multiple
-// of TileTable::slot_multiple hold 0.
+// of TileTable::slot_multiple hold 0. Where to_stride is TileTable::panel, slots of B may lie in another
+// order, in which a product whose b_stride is that finds them.
 struct TilePacking {
   float* to;
   int64_t to_stride, width;  // slots from one kk to the next; of a tile of A both are TileTable::tile_width
@@ -55,14 +57,23 @@ struct TilePacking {
   int64_t row_stride, k_stride, rows, k;
 };
 
-// c = tile (+ bias) (+ c), rounded once to the dtype of c.
+// Logits become weights, exp(logit - largest of the row in this panel), 0 where that would be denormal.
+struct PanelSoftmax {
+  float *largest, *total;  // those of row r at [r stride]: its largest logit and the sum of its weights
+  int64_t stride;
+  const int32_t* labels;  // [rows]: columns, counted from the panel's first; may lie outside the panel
+  int32_t first;          // what to subtract from a label
+  float* label_logits;    // [rows], written where the label lies in the panel
+};
+
+// c = the sums of a product (+ bias) (+ c), or the weights of a softmax; rounded once to the dtype of c.
 struct TileFinish {
-  Ref c;
+  Ref c;  // element (row, column) at c[row c_stride + column], rows counted as the product's
   int64_t c_stride;
-  const float* tile;  // [rows, panel]
-  ConstRef bias;      // [columns]; may be null
+  ConstRef bias;  // [columns]; may be null
   bool add;
-  int64_t rows, columns;  // columns: at most a panel
+  int64_t columns;              // at most a panel
+  const PanelSoftmax* softmax;  // null: none; else neither bias nor add
 };
 
 // A block of scores, transposed: [keys, kQueryBlock]. Query q sees the keys [first[q], last[q]) of the block,
@@ -104,7 +115,9 @@ struct TileTable {
   void (*pack_a)(const TilePacking& p);
   void (*pack_b)(const TilePacking& p);
   void (*multiply)(const TileProduct& p);
-  void (*finish)(const TileFinish& f);
+  // The same, and the sums are finished: what p.c then holds is undefined. Without p.add p.c needs to hold
+  // nothing before.
+  void (*multiply_finish)(const TileProduct& p, const TileFinish& f);
 
   // One step of the online softmax over keys (Milakov and Gimelshein, arXiv 1805.02867) for each query. In:
   // scores, which count `scale` each; `largest` and `total` so far, at first kNoScore and 0. Out: `weights`
@@ -126,12 +139,12 @@ struct TileTable {
   void (*add_scaled)(float* y, const float* x, float scale, int64_t count);
   float (*dot)(ConstRef a, ConstRef b, int64_t count);
 
+  // The panels of one row (PanelSoftmax) as one: the sum of all weights as if they were exp(logit - top).
+  double (*join_panels)(const float* largest, const float* total, int64_t panels, float top);
   float (*largest)(const float* x, int64_t count);
-  // x[i] becomes exp(x[i] - shift), 0 where that would be denormal; returns the sum: fp32 in blocks, the
-  // blocks in double.
-  double (*exponentials)(float* x, float shift, int64_t count);
-  // y[i] = scale x[i], rounded to y's dtype; y may begin where x does.
-  void (*scale)(Ref y, const float* x, float scale, int64_t count);
+  // The weights of one row's panels, `columns` in all, become scale exp(logit - top), rounded to the dtype of
+  // y.
+  void (*scale_panels)(Ref y, const float* largest, float top, float scale, int64_t columns);
 };
 
 // While it lives, its thread may multiply.

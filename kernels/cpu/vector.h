@@ -63,6 +63,10 @@ inline Floats square_root(Floats x) {
 #endif
 }
 
+// Those of <algorithm> may be shared with code for processors that lack this level's instructions.
+constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
 // NaN in x stays: of a NaN and a number the instructions take the second operand.
 inline Floats at_least(Floats x, float bound) {
 #if TRAINER_VECTOR_WIDTH == 16
@@ -86,12 +90,16 @@ inline Floats absolute(Floats x) { return as_floats(as_words(x) & 0x7FFFFFFFu); 
 
 // The sum of the lanes, by halves.
 inline float sum_lanes(Floats x) {
+#if TRAINER_VECTOR_WIDTH == 16
+  return _mm512_reduce_add_ps(x);
+#else
   float lanes[kWidth];
   std::memcpy(lanes, &x, sizeof(x));
   for (int half = kWidth / 2; half > 0; half /= 2) {
     for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
   }
   return lanes[0];
+#endif
 }
 
 // fp32 is `float`, bf16 is its 16 bits.
