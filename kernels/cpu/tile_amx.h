@@ -66,6 +66,10 @@ inline void shape_registers() { _tile_loadconfig(&kRegisterShapes); }
 inline void release_registers() { _tile_release(); }
 constexpr auto kBegin = shape_registers, kEnd = release_registers;
 
+struct NoFinish {
+  static constexpr bool kAny = false;
+};
+
 // Where the slots of a tile's rows lie.
 struct TileRows {
   const float* a;
@@ -96,7 +100,7 @@ struct Beside {
 
 // to[32, 32] = A B (+ from, where there is one). Registers 0 to 3 are C's, 4 is A's, 5 is B's. Inlined: what
 // passed through memory would wait there behind all that a tile stores.
-template <FinishRows kFinish, bool kLower>
+template <class Finish, bool kLower>
 __attribute__((always_inline)) inline void multiply_block(float* to, int64_t to_stride, const float* from,
                                                           int64_t from_stride, TileRows a, PanelSlots b,
                                                           int64_t k, Beside beside,
@@ -149,9 +153,9 @@ __attribute__((always_inline)) inline void multiply_block(float* to, int64_t to_
         __builtin_prefetch(beside.next_c, 1, 3);
         __builtin_prefetch(beside.next_c + beside.c_bytes - 1, 1, 3);
         beside.next_c += beside.c_stride;
-        if constexpr (kFinish != nullptr) {
+        if constexpr (Finish::kAny) {
           if (beside.sums) {
-            kFinish(*finish, beside.sums, beside.row, 1);
+            Finish::rows(*finish, beside.sums, beside.row, 1);
             beside.sums += kPanel;
             ++beside.row;
           }
@@ -169,7 +173,7 @@ __attribute__((always_inline)) inline void multiply_block(float* to, int64_t to_
   }
 }
 
-template <FinishRows kFinish>
+template <class Finish>
 inline void multiply_tiles(const TileProduct& p, const TileFinish* finish) {
   const int64_t steps = p.k / kRegister;
   Beside beside{.next_b = reinterpret_cast<const char*>(p.next_b), .b_bytes = 0};
@@ -193,7 +197,7 @@ inline void multiply_tiles(const TileProduct& p, const TileFinish* finish) {
     const bool whole = rows == kTileRows;
     float* const c = p.c + row * p.c_stride;
     float* const block = blocks[t % 2];
-    float* const to = kFinish || !whole ? block : c;
+    float* const to = Finish::kAny || !whole ? block : c;
     const float* from = p.add ? c : nullptr;
     if (from && !whole) {
       std::memset(block, 0, sizeof(blocks[0]));
@@ -201,7 +205,7 @@ inline void multiply_tiles(const TileProduct& p, const TileFinish* finish) {
         std::memcpy(block + r * kPanel, c + r * p.c_stride, kPanel * sizeof(float));
       from = block;
     }
-    if constexpr (kFinish != nullptr) {
+    if constexpr (Finish::kAny) {
       const auto size = static_cast<int64_t>(size_of(finish->c.dtype));
       beside.next_c = static_cast<const char*>(finish->c.data) + row * finish->c_stride * size;
       beside.c_stride = finish->c_stride * size;
@@ -213,14 +217,14 @@ inline void multiply_tiles(const TileProduct& p, const TileFinish* finish) {
     }
     const int64_t to_stride = to == c ? p.c_stride : kPanel, from_stride = from == c ? p.c_stride : kPanel;
     if (rows > kRegister) {
-      multiply_block<kFinish, true>(to, to_stride, from, from_stride, a, b, p.k, beside, finish);
+      multiply_block<Finish, true>(to, to_stride, from, from_stride, a, b, p.k, beside, finish);
     } else {
-      multiply_block<kFinish, false>(to, to_stride, from, from_stride, a, b, p.k, beside, finish);
+      multiply_block<Finish, false>(to, to_stride, from, from_stride, a, b, p.k, beside, finish);
     }
     beside.next_b += steps * beside.b_bytes;
-    if constexpr (kFinish != nullptr) {
+    if constexpr (Finish::kAny) {
       // Of all tiles but the last every row is C's.
-      if (t + 1 == p.tile_end) return kFinish(*finish, block, row, rows);
+      if (t + 1 == p.tile_end) return Finish::rows(*finish, block, row, rows);
       beside.sums = block;
       beside.row = row;
     } else if (!whole) {
@@ -230,9 +234,9 @@ inline void multiply_tiles(const TileProduct& p, const TileFinish* finish) {
   }
 }
 
-inline void multiply(const TileProduct& p) { multiply_tiles<nullptr>(p, nullptr); }
+inline void multiply(const TileProduct& p) { multiply_tiles<NoFinish>(p, nullptr); }
 inline void multiply_finish(const TileProduct& p, const TileFinish& f) {
-  with_finish(f, [&]<FinishRows kFinish>() { multiply_tiles<kFinish>(p, &f); });
+  with_finish(f, [&]<class Finish>() { multiply_tiles<Finish>(p, &f); });
 }
 
 }  // namespace trainer::TRAINER_ISA

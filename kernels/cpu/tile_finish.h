@@ -43,9 +43,6 @@ inline void store_panel(float* to, Floats low, Floats high) {
   store(to + kWidth, high, All{});
 }
 
-// Finishes `rows` rows of a panel, from row `row` of C on; their sums lie kPanel apart.
-using FinishRows = void (*)(const TileFinish& f, const float* sums, int64_t row, int64_t rows);
-
 // value(i, lanes) are the elements i of a row.
 template <class T, class Value>
 inline void store_row(T* c, int64_t columns, const Value& value) {
@@ -57,6 +54,7 @@ inline void store_row(T* c, int64_t columns, const Value& value) {
   }
 }
 
+// Each finishes `rows` rows of a panel, from row `row` of C on; their sums lie kPanel apart.
 template <class T>
 inline void round_rows(const TileFinish& f, const float* sums, int64_t row, int64_t rows) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -111,13 +109,29 @@ inline void weigh_rows(const TileFinish& f, const float* sums, int64_t row, int6
   }
 }
 
-// Calls body.operator()<the function that finishes f>().
+template <class T>
+struct Round {
+  static constexpr bool kAny = true;
+  static constexpr auto rows = round_rows<T>;
+};
+template <class T, class B>
+struct Complete {
+  static constexpr bool kAny = true;
+  static constexpr auto rows = finish_rows<T, B>;
+};
+template <class T>
+struct Weigh {
+  static constexpr bool kAny = true;
+  static constexpr auto rows = weigh_rows<T>;
+};
+
+// Calls body.operator()<the one of these that finishes f>().
 template <class Body>
 inline void with_finish(const TileFinish& f, const Body& body) {
   with_type(f.c.dtype, [&]<class T>(T*) {
-    if (f.softmax) return body.template operator()<weigh_rows<T>>();
-    if (!f.bias && !f.add) return body.template operator()<round_rows<T>>();
-    with_type(f.bias.dtype, [&]<class B>(B*) { body.template operator()<finish_rows<T, B>>(); });
+    if (f.softmax) return body.template operator()<Weigh<T>>();
+    if (!f.bias && !f.add) return body.template operator()<Round<T>>();
+    with_type(f.bias.dtype, [&]<class B>(B*) { body.template operator()<Complete<T, B>>(); });
   });
 }
 

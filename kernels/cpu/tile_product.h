@@ -142,7 +142,7 @@ inline void multiply_finish(const TileProduct& p, const TileFinish& f) {
   multiply(p);
   const int64_t begin = first_row(p.m, p.tile_begin);
   const int64_t rows = first_row(p.m, p.tile_end) - begin;
-  with_finish(f, [&]<FinishRows kFinish>() { kFinish(f, p.c + begin * p.c_stride, begin, rows); });
+  with_finish(f, [&]<class Finish>() { Finish::rows(f, p.c + begin * p.c_stride, begin, rows); });
 }
 
 }  // namespace trainer::TRAINER_ISA
