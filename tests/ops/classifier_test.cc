@@ -8,24 +8,16 @@
 namespace trainer {
 namespace {
 
-class ClassifierTest : public OpTest {
- protected:
-  Granted granted_for(int64_t tokens, int64_t hidden, int64_t vocabulary, int threads = 2) const {
-    return granted({.tokens = tokens, .widest_row = hidden, .hidden = hidden, .vocabulary = vocabulary},
-                   threads);
-  }
-};
-
 struct Case {
   int64_t tokens, hidden, vocabulary;
   std::vector<int32_t> labels;
   Array x, weight, dx, dweight, token_losses;
-  Case(DType type, int64_t tokens, int64_t hidden, int64_t vocabulary)
+  Case(DType type, int64_t tokens, int64_t hidden, int64_t vocabulary, double weight_scale = 0.5)
       : tokens(tokens),
         hidden(hidden),
         vocabulary(vocabulary),
         x(type, tokens * hidden, 1),
-        weight(type, vocabulary * hidden, 2, 0.5),
+        weight(type, vocabulary * hidden, 2, weight_scale),
         dx(type, tokens * hidden, 3),
         dweight(DType::kF32, vocabulary * hidden, 4),
         token_losses(DType::kF32, tokens, 5) {
@@ -47,16 +39,17 @@ struct Case {
   }
 };
 
-TEST_P(ClassifierTest, LossAndGradients) {
-  struct Shape {
-    int64_t tokens, hidden, vocabulary;
-  };
-  for (const Shape& s :
-       {Shape{1, 1, 1}, {3, 17, 5}, {17, 65, 129}, {300, 16, 1001}, {65, 3, 2049}, {5, 16, 20011}}) {
-    if (simt() && s.vocabulary > 2000) continue;
-    const std::string what = fmt::format("{} x {} x {}", s.tokens, s.hidden, s.vocabulary);
-    const Granted kernels = granted_for(s.tokens, s.hidden, s.vocabulary);
-    Case expected(dtype(), s.tokens, s.hidden, s.vocabulary), actual(expected);
+class ClassifierTest : public OpTest {
+ protected:
+  Granted granted_for(int64_t tokens, int64_t hidden, int64_t vocabulary, int threads = 2) const {
+    return granted({.tokens = tokens, .widest_row = hidden, .hidden = hidden, .vocabulary = vocabulary},
+                   threads);
+  }
+  void expect_like_reference(Case& expected) const {
+    const std::string what =
+        fmt::format("{} x {} x {}", expected.tokens, expected.hidden, expected.vocabulary);
+    const Granted kernels = granted_for(expected.tokens, expected.hidden, expected.vocabulary);
+    Case actual(expected);
     const ClassifierResult want = reference_->classifier(expected.arguments());
     const ClassifierResult got = kernels->classifier(actual.arguments());
     EXPECT_EQ(want.valid_tokens, got.valid_tokens) << what;
@@ -65,6 +58,26 @@ TEST_P(ClassifierTest, LossAndGradients) {
     expect_near(expected.dx, actual.dx, within("classifier"), "dx " + what);
     expect_near(expected.dweight, actual.dweight, within("classifier weight"), "dweight " + what);
   }
+};
+
+TEST_P(ClassifierTest, LossAndGradients) {
+  struct Shape {
+    int64_t tokens, hidden, vocabulary;
+  };
+  for (const Shape& s :
+       {Shape{1, 1, 1}, {3, 17, 5}, {17, 65, 129}, {300, 16, 1001}, {65, 3, 2049}, {5, 16, 20011}}) {
+    if (simt() && s.vocabulary > 2000) continue;
+    Case expected(dtype(), s.tokens, s.hidden, s.vocabulary);
+    expect_like_reference(expected);
+  }
+}
+
+// A hidden size whose sums take several parts: the softmax is of their total. Weights are small, so that
+// logits are near 1.
+TEST_P(ClassifierTest, LogitsOfSeveralParts) {
+  if (simt()) GTEST_SKIP() << "its products have no parts";
+  Case expected(dtype(), 37, 2200, 77, 0.02);
+  expect_like_reference(expected);
 }
 
 TEST_P(ClassifierTest, ForwardOnlyAndFrozenWeights) {
