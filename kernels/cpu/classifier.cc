@@ -1,5 +1,6 @@
 // The classifier: logits, softmax, loss and all gradients, a chunk of tokens at a time, so that only the
-// logits of one chunk exist.
+// softmax of one chunk exists. Its product leaves the softmax of each panel of words; a second pass joins the
+// panels of a token and makes slopes of them.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -48,7 +49,7 @@ struct ChunkLayout {
     weights = take(count * static_cast<size_t>(stride) * size_of(dtype));
     end = used;
   }
-  // Rows begin on cache lines.
+  // Rows begin on cache lines, in elements of either dtype.
   static constexpr int64_t kStride = 32;
 };
 

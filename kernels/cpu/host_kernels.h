@@ -1,9 +1,9 @@
 // The vectorised host backend. The class is declared here once; its operations live in one source per kind:
 // norm, rope, activation, embedding, optimizer, elementwise, gemm, attention, classifier.
 //
-// Work is split over `threads()` OpenMP threads along dimensions that no sum runs over, or into
-// blocks whose number depends on the shape alone, so that every bit of a result is the same for any number of
-// threads.
+// Work is split over `threads()` OpenMP threads along dimensions that no sum runs over, or into blocks whose
+// number depends on the shape alone; whichever thread is free takes the next part. So every bit of a result
+// is the same for any number of threads.
 #pragma once
 
 #include <cstddef>

@@ -140,7 +140,9 @@ __attribute__((always_inline)) inline void multiply_block(float* to, int64_t to_
     a.a += a.step;
     b.b += b.step;
   };
-  // All rows within the first steps, and the same number with each: loops that processors foresee.
+  // Within the last steps, when the tile before has left the store buffer; the same number of rows with each,
+  // so that processors foresee the loops. The bound on `shift`, which no k reaches, is for the compiler:
+  // without it whole products take 5 % longer.
   const int64_t steps = k / kRegister;
   int64_t step = 0;
   if (beside.next_c || beside.sums) {
@@ -211,7 +213,8 @@ inline void multiply_tiles(const TileProduct& p, const TileFinish* finish) {
       beside.c_stride = finish->c_stride * size;
       beside.c_bytes = finish->columns * size;
     } else if (p.far_c) {
-      beside.next_c = reinterpret_cast<const char*>(c + kTileRows * p.c_stride);
+      const bool more = t + 1 < p.tile_end;
+      beside.next_c = more ? reinterpret_cast<const char*>(c + kTileRows * p.c_stride) : nullptr;
       beside.c_stride = p.c_stride * 4;
       beside.c_bytes = kPanel * 4;
     }

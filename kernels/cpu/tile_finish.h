@@ -54,16 +54,9 @@ inline void store_row(T* c, int64_t columns, const Value& value) {
   }
 }
 
-// Each finishes `rows` rows of a panel, from row `row` of C on; their sums lie kPanel apart.
-template <class T>
-inline void round_rows(const TileFinish& f, const float* sums, int64_t row, int64_t rows) {
-  for (int64_t r = 0; r < rows; ++r) {
-    store_row(elements<T>(f.c) + (row + r) * f.c_stride, f.columns,
-              [&](int64_t i, auto lanes) { return load(sums + r * kPanel + i, lanes); });
-  }
-}
+// Finishes `rows` rows of a panel, from row `row` of C on; their sums lie kPanel apart.
+using FinishRows = void (*)(const TileFinish& f, const float* sums, int64_t row, int64_t rows);
 
-// The same with a bias, with what C holds, or both.
 template <class T, class B>
 inline void finish_rows(const TileFinish& f, const float* sums, int64_t row, int64_t rows) {
   const B* bias = elements<B>(f.bias);
@@ -100,38 +93,22 @@ inline void weigh_rows(const TileFinish& f, const float* sums, int64_t row, int6
     softmax.total[(row + r) * softmax.stride] = sum_lanes(low + high);
     const int64_t label = int64_t{softmax.labels[row + r]} - softmax.first;
     if (label >= 0 && label < f.columns) softmax.label_logits[row + r] = logits[label];
-    if (f.columns == kPanel) {
-      store_panel(c, low, high);
-    } else {
-      store(c, low, First{smaller(f.columns, kWidth)});
-      if (f.columns > kWidth) store(c + kWidth, high, First{f.columns - kWidth});
-    }
+    store_row(c, f.columns, [&](int64_t i, auto) { return i == 0 ? low : high; });
   }
 }
 
-template <class T>
-struct Round {
+template <FinishRows kRows>
+struct FinishBy {
   static constexpr bool kAny = true;
-  static constexpr auto rows = round_rows<T>;
-};
-template <class T, class B>
-struct Complete {
-  static constexpr bool kAny = true;
-  static constexpr auto rows = finish_rows<T, B>;
-};
-template <class T>
-struct Weigh {
-  static constexpr bool kAny = true;
-  static constexpr auto rows = weigh_rows<T>;
+  static constexpr FinishRows rows = kRows;
 };
 
-// Calls body.operator()<the one of these that finishes f>().
+// Calls body.operator()<the FinishBy of f>().
 template <class Body>
 inline void with_finish(const TileFinish& f, const Body& body) {
   with_type(f.c.dtype, [&]<class T>(T*) {
-    if (f.softmax) return body.template operator()<Weigh<T>>();
-    if (!f.bias && !f.add) return body.template operator()<Round<T>>();
-    with_type(f.bias.dtype, [&]<class B>(B*) { body.template operator()<Complete<T, B>>(); });
+    if (f.softmax) return body.template operator()<FinishBy<weigh_rows<T>>>();
+    with_type(f.bias.dtype, [&]<class B>(B*) { body.template operator()<FinishBy<finish_rows<T, B>>>(); });
   });
 }
 
@@ -157,13 +134,8 @@ inline void scale_panels(Ref y, const float* largest, float top, float scale, in
       for (int64_t p = panel; p < panel + kWidth && p * kPanel < columns; ++p) {
         T* at = to + p * kPanel;
         const Floats factor = broadcast(factors[p - panel]);
-        if (columns - p * kPanel >= kPanel) {
-          const Floats low = load(at, All{}) * factor, high = load(at + kWidth, All{}) * factor;
-          store_panel(at, low, high);
-        } else {
-          for_vectors(0, columns - p * kPanel,
-                      [&](int64_t i, auto rest) { store(at + i, load(at + i, rest) * factor, rest); });
-        }
+        store_row(at, smaller(kPanel, columns - p * kPanel),
+                  [&](int64_t i, auto rest) { return load(at + i, rest) * factor; });
       }
     });
   });
