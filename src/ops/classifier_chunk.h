@@ -1,4 +1,4 @@
-// How much of the classifier's logits exists at a time on the host backend.
+// How much of the classifier's softmax exists at a time on the host backend.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,9 @@ namespace trainer {
 constexpr int64_t kMostClassifierTokens = 640;
 constexpr int64_t kClassifierChunkBytes = int64_t{128} << 20;
 
-// Tokens of one chunk: their fp32 logits take at most kClassifierChunkBytes, but they are not so few that the
-// products slow down, which spend their time reading weights where rows are few.
+// Tokens of one chunk: in fp32 their softmax takes at most kClassifierChunkBytes (half of it where the
+// processor multiplies bf16), but they are not so few that the products slow down, which spend their time
+// reading weights where rows are few.
 constexpr int64_t classifier_chunk_tokens(int64_t vocabulary) {
   return std::clamp<int64_t>(kClassifierChunkBytes / (vocabulary * 4), 128, kMostClassifierTokens);
 }
