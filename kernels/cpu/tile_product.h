@@ -59,7 +59,7 @@ inline Floats splat(float value) { return value - Floats{}; }
 template <size_t kRow>
 inline void multiply_row(Floats (&sum)[2], const float* a, Floats left, Floats right) {
 #if TRAINER_VECTOR_WIDTH == 16
-  if constexpr (kRow % 2 == 1) {
+  if constexpr (kRow % 7 != 0) {
     sum[0] = multiply_add_from(a, left, sum[0]);
     sum[1] = multiply_add_from(a, right, sum[1]);
     return;
@@ -82,13 +82,26 @@ inline void multiply_rows(const TileProduct& p, float* c, const float* a, const 
   Floats sum[sizeof...(kRow)][2] = {};
   (__builtin_prefetch(c + kRow * c_stride, 1), ...);
   (__builtin_prefetch(c + kRow * c_stride + kPanel - 1, 1), ...);
-  for (int64_t kk = p.k; kk > 0; --kk) {
-    const Floats left = load(b, All{}), right = load(b + kWidth, All{});
-    (multiply_row<kRow>(sum[kRow], a + kRow * kRowStride, left, right), ...);
+  const auto step = [&](int64_t ahead) __attribute__((always_inline)) {
+    const Floats left = load(b + ahead * b_stride, All{}), right = load(b + ahead * b_stride + kWidth, All{});
+    (multiply_row<kRow>(sum[kRow], a + kRow * kRowStride + ahead * kStep, left, right), ...);
+  };
+  int64_t kk = p.k;
+  for (; kk >= 4; kk -= 4) {
+    step(0);
     __builtin_prefetch(next, 0, 2);
+    step(1);
+    step(2);
+    __builtin_prefetch(next + 2 * next_step, 0, 2);
+    step(3);
+    a += 4 * kStep;
+    b += 4 * b_stride;
+    next += 4 * next_step;
+  }
+  for (; kk > 0; --kk) {
+    step(0);
     a += kStep;
     b += b_stride;
-    next += next_step;
   }
   if (p.add) {
     ((sum[kRow][0] += load(c + kRow * c_stride, All{})), ...);
