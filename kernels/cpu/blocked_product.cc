@@ -12,12 +12,12 @@ namespace {
 // The longest part of a sum over k, in slots: a whole hidden size where it can be, so that a bf16 result
 // needs no second pass.
 constexpr int64_t kDepth = 1024;
-// A block of C. Every element of an operand is packed once per this many columns or rows.
+// A block of C, whose columns of B, and rows of A where threads share them, are packed at a time.
 constexpr int64_t kBlockRows = 1024, kBlockColumns = 2048;
-// The most tiles of A of a task.
-constexpr int64_t kTaskTiles = 16;
-// Panels of B per task, at most; fewer where that would leave threads idle.
-constexpr int64_t kTaskPanels = 8;
+// The most tiles of A and, where others take more, panels of B of a task.
+constexpr int64_t kTaskTiles = 16, kTaskPanels = 8;
+// Tasks of each thread, at least, where there is so much to do: cores are not equally fast.
+constexpr int64_t kThreadTasks = 4;
 
 // The most tiles or panels that are packed together, and how many rows of memory at a time.
 constexpr int64_t kTogether = 16, kStrip = 32;
@@ -39,9 +39,10 @@ Range part(int64_t count, int64_t parts, int64_t index) {
   return {count * index / parts, count * (index + 1) / parts};
 }
 
-// Tiles of A of a task, for parts of `depth` slots.
+// Tiles of A of a task, at most, for parts of `depth` slots.
 int64_t task_tiles(const TileTable& tiles, int64_t depth) {
-  return std::clamp<int64_t>(tiles.task_bytes / (depth * tiles.tile_width * 4), 1, kTaskTiles);
+  return std::clamp<int64_t>(tiles.task_bytes / (std::max<int64_t>(depth, 1) * tiles.tile_width * 4), 1,
+                             kTaskTiles);
 }
 
 // The parts of a sum over k elements.
@@ -58,145 +59,181 @@ struct Depths {
   }
 };
 
-// What the workspace holds, in slots and floats from its beginning.
+// Where the tiles of A come from.
+enum class TilesOfA : uint8_t {
+  kInPlace,  // multiplied as they lie
+  kShared,   // packed by all threads together, as B is, before any of them multiplies
+  kOwn,  // packed by the task that multiplies them, into memory that stays in its thread's second-level cache
+};
+
+// How a product is divided.
+struct Division {
+  TilesOfA a;
+  int64_t rows, columns;  // the most of a block of C, all k of which is computed before the next block
+
+  Division(const TileTable& tiles, int threads, const MatrixProduct& p) {
+    const bool in_place = tiles.any_rows && p.a_k == 1 && p.a_row % tiles.slot_elements == 0 &&
+                          p.m % tiles.tile_rows == 0 &&
+                          p.k % (tiles.slot_elements * tiles.slot_multiple) == 0;
+    // A task meets all panels of a block: with more blocks it would pack its tiles again, with few tiles read
+    // the panels for little.
+    const int64_t enough =
+        task_tiles(tiles, std::min(tiles.slots_of(p.k), kDepth)) / 2 * kThreadTasks * threads;
+    const bool own = p.n <= kBlockColumns && tiles.tiles_of(p.m) >= enough;
+    a = in_place ? TilesOfA::kInPlace : own ? TilesOfA::kOwn : TilesOfA::kShared;
+    rows = a == TilesOfA::kShared || tiles.slots_of(p.k) > kDepth ? kBlockRows : std::max<int64_t>(p.m, 1);
+    columns = kBlockColumns;
+  }
+};
+
+// What the workspace holds for any product within m x n x k, in slots and floats from its beginning.
 struct Layout {
-  int64_t rows, panels, depth;  // largest block
-  int64_t a, b, partial, task, end;
+  int64_t a, b, own, partial, sums, end;
+  int64_t own_floats, sums_floats;  // of a thread
 
   Layout(const TileTable& tiles, int threads, int64_t m, int64_t n, int64_t k) {
-    rows = std::min(m, kBlockRows);
-    panels = parts_of(std::min(n, kBlockColumns), tiles.panel);
-    depth = std::min(tiles.slots_of(k), kDepth);
+    const int64_t depth = std::min(tiles.slots_of(k), kDepth), rows = std::min(m, kBlockRows);
+    const int64_t columns = round_up(std::min(n, kBlockColumns), tiles.panel);
+    own_floats = round_up(task_tiles(tiles, depth) * tiles.tile_width * depth, kLine);
+    sums_floats = kTaskTiles * tiles.tile_rows * tiles.panel;
     a = 0;
     b = round_up(a + tiles.tiles_of(rows) * tiles.tile_width * depth, kLine);
-    partial = round_up(b + panels * tiles.panel * depth, kLine);
-    task = round_up(partial + (tiles.slots_of(k) > kDepth ? panels * tiles.panel * rows : 0), kLine);
-    end = task + threads * task_floats(tiles);
+    own = round_up(b + columns * depth, kLine);
+    partial = own + threads * own_floats;
+    sums = round_up(partial + (tiles.slots_of(k) > kDepth ? columns * rows : 0), kLine);
+    end = sums + threads * sums_floats;
   }
-  static int64_t task_floats(const TileTable& tiles) { return kTaskTiles * tiles.tile_rows * tiles.panel; }
+};
+
+// A packed operand: tile or panel i at memory + i stride.
+struct Packed {
+  float* memory;
+  int64_t stride;
 };
 
 // One block of C, [rows, columns], all of k.
 class Block {
  public:
-  Block(const TileTable& tiles, const MatrixProduct& p, const Layout& at, float* memory, Range rows,
-        Range columns)
-      : tiles_(tiles), p_(p), at_(at), memory_(memory), rows_(rows), columns_(columns) {
+  Block(const TileTable& tiles, const MatrixProduct& p, const Division& division, const Layout& at,
+        float* memory, Range rows, Range columns)
+      : tiles_(tiles), p_(p), division_(division), at_(at), memory_(memory), rows_(rows), columns_(columns) {
     tile_count_ = tiles_.tiles_of(rows_.size());
     panel_count_ = parts_of(columns_.size(), tiles_.panel);
     // fp32 results of whole panels are stored from the registers; others pass through a buffer.
     direct_ = p_.c.dtype == DType::kF32 && !p_.bias && !p_.softmax;
-    whole_rows_ = tiles_.any_rows && p_.a_k == 1 && p_.a_row % tiles_.slot_elements == 0 &&
-                  rows_.size() % tiles_.tile_rows == 0;
   }
 
-  void pack_a(Range depth) const {
-    if (in_place(depth)) return;
-    in_strips(tile_count_, depth.size(), p_.a_k, [&](int64_t t, Range strip) {
-      const Range own = tile_rows({t, t + 1});
-      tiles_.pack_a(
-          {.to =
-               memory_ + at_.a + (t * slots(depth) + strip.begin / tiles_.slot_elements) * tiles_.tile_width,
-           .to_stride = tiles_.tile_width,
-           .width = tiles_.tile_width,
-           .from = p_.a.at((rows_.begin + own.begin) * p_.a_row + (depth.begin + strip.begin) * p_.a_k),
-           .row_stride = p_.a_row,
-           .k_stride = p_.a_k,
-           .rows = own.size(),
-           .k = strip.size()});
-    });
-  }
-
-  void pack_b(Range depth) const {
-    in_strips(panel_count_, depth.size(), p_.b_k, [&](int64_t panel, Range strip) {
-      tiles_.pack_b(
-          {.to = memory_ + at_.b + (panel * slots(depth) + strip.begin / tiles_.slot_elements) * tiles_.panel,
-           .to_stride = tiles_.panel,
-           .width = tiles_.panel,
-           .from = p_.b.at((columns_.begin + panel * tiles_.panel) * p_.b_column +
-                           (depth.begin + strip.begin) * p_.b_k),
-           .row_stride = p_.b_column,
-           .k_stride = p_.b_k,
-           .rows = panel_columns(panel),
-           .k = strip.size()});
-    });
-  }
-
-  void multiply(Range depth, bool first, bool last) const {
-    const int64_t groups = parts_of(tile_count_, task_tiles(tiles_, slots(depth)));
-    const int64_t wanted = parts_of(4 * omp_get_num_threads(), groups);
+  // Called by all threads, for one part of k after the other.
+  void compute(Range depth, bool first, bool last, bool pack_a, bool pack_b) const {
+    const Part part{depth, tiles_.slots_of(depth.size()), first, last};
+    const Packed a{memory_ + at_.a, part.slots * tiles_.tile_width},
+        b{memory_ + at_.b, part.slots * tiles_.panel};
+    if (pack_a && division_.a == TilesOfA::kShared)
+      pack_together(tile_count_, [&](Range own) { pack(true, a, own, depth); });
+    if (pack_b) pack_together(panel_count_, [&](Range own) { pack(false, b, own, depth); });
+#pragma omp barrier
+    const bool own = division_.a == TilesOfA::kOwn;
+    const int64_t most_tiles = parts_of(tile_count_, task_tiles(tiles_, part.slots));
+    const int64_t tile_groups = own ? std::max(most_tiles, tasks_at_least(tile_count_)) : most_tiles;
     const int64_t panel_groups =
-        std::min(panel_count_, std::max(wanted, parts_of(panel_count_, kTaskPanels)));
+        own ? 1
+            : std::min(panel_count_, std::max(parts_of(panel_count_, kTaskPanels),
+                                              parts_of(kThreadTasks * omp_get_num_threads(), tile_groups)));
 #pragma omp for schedule(dynamic)
-    for (int64_t task = 0; task < groups * panel_groups; ++task) {
-      const Range own_tiles = part(tile_count_, groups, task / panel_groups);
-      const Range own_panels = part(panel_count_, panel_groups, task % panel_groups);
-      for (int64_t panel = own_panels.begin; panel < own_panels.end; ++panel) {
-        multiply_panel(own_tiles, panel, panel + 1 < own_panels.end, depth, first, last);
+    for (int64_t task = 0; task < tile_groups * panel_groups; ++task) {
+      const Range tiles = trainer::part(tile_count_, tile_groups, task / panel_groups),
+                  panels = trainer::part(panel_count_, panel_groups, task % panel_groups);
+      Packed tiles_of_a = a;
+      if (own) {
+        tiles_of_a.memory =
+            memory_ + at_.own + omp_get_thread_num() * at_.own_floats - tiles.begin * a.stride;
+        pack(true, tiles_of_a, tiles, depth);
       }
+      for (int64_t panel = panels.begin; panel < panels.end; ++panel)
+        multiply_panel(tiles, panel, panel + 1 < panels.end, tiles_of_a, b, part);
     }
   }
 
  private:
-  // Packs tiles or panels, some together: where each k is another row in memory, a strip of rows at a time,
-  // so that what lies beside each other there is read together.
+  // Of the sum over k.
+  struct Part {
+    Range depth;
+    int64_t slots;
+    bool first, last;
+  };
+
+  int64_t width(bool a) const { return a ? tiles_.tile_width : tiles_.panel; }
+  static int64_t tasks_at_least(int64_t count) {
+    return std::min<int64_t>(count, kThreadTasks * omp_get_num_threads());
+  }
   template <class Pack>
-  void in_strips(int64_t count, int64_t k, int64_t k_stride, const Pack& pack) const {
-    const int64_t strip = k_stride == 1 ? k : kStrip;
-    const int64_t groups =
-        std::max(parts_of(count, kTogether), std::min<int64_t>(count, 4 * omp_get_num_threads()));
+  static void pack_together(int64_t count, const Pack& pack) {
+    const int64_t groups = std::max(parts_of(count, kTogether), tasks_at_least(count));
 #pragma omp for schedule(dynamic) nowait
-    for (int64_t group = 0; group < groups; ++group) {
-      const Range own = part(count, groups, group);
-      for (int64_t begin = 0; begin < k; begin += strip)
-        for (int64_t i = own.begin; i < own.end; ++i) pack(i, Range{begin, std::min(k, begin + strip)});
+    for (int64_t group = 0; group < groups; ++group) pack(part(count, groups, group));
+  }
+
+  // Packs tiles of A or panels of B: where each k is another row in memory, a strip of rows at a time, so
+  // that what lies beside each other there is read together.
+  void pack(bool a, Packed to, Range own, Range depth) const {
+    const int64_t k_stride = a ? p_.a_k : p_.b_k, row_stride = a ? p_.a_row : p_.b_column;
+    const int64_t strip = k_stride == 1 ? depth.size() : kStrip;
+    for (int64_t begin = depth.begin; begin < depth.end; begin += strip) {
+      for (int64_t i = own.begin; i < own.end; ++i) {
+        const Range rows = a ? tile_rows({i, i + 1}) : panel_columns(i);
+        const int64_t row = (a ? rows_ : columns_).begin + rows.begin;
+        const TilePacking packing{
+            .to = to.memory + i * to.stride + (begin - depth.begin) / tiles_.slot_elements * width(a),
+            .to_stride = width(a),
+            .width = width(a),
+            .from = (a ? p_.a : p_.b).at(row * row_stride + begin * k_stride),
+            .row_stride = row_stride,
+            .k_stride = k_stride,
+            .rows = rows.size(),
+            .k = std::min(depth.end - begin, strip)};
+        a ? tiles_.pack_a(packing) : tiles_.pack_b(packing);
+      }
     }
   }
-  int64_t slots(Range depth) const { return tiles_.slots_of(depth.size()); }
-  // Whether A is multiplied as it lies.
-  bool in_place(Range depth) const {
-    return whole_rows_ && depth.size() == slots(depth) * tiles_.slot_elements;
-  }
+
   Range tile_rows(Range tiles) const {
     return {tiles_.first_row(rows_.size(), tiles.begin), tiles_.first_row(rows_.size(), tiles.end)};
   }
-  int64_t panel_columns(int64_t panel) const {
-    return std::min(tiles_.panel, columns_.size() - panel * tiles_.panel);
+  Range panel_columns(int64_t panel) const {
+    return {panel * tiles_.panel, std::min((panel + 1) * tiles_.panel, columns_.size())};
   }
 
-  void multiply_panel(Range own_tiles, int64_t panel, bool more, Range depth, bool first, bool last) const {
-    const Range own_rows = tile_rows(own_tiles);
-    const bool direct = direct_ && panel_columns(panel) == tiles_.panel;
+  void multiply_panel(Range tiles, int64_t panel, bool more, Packed a, Packed b, const Part& part) const {
+    const Range own_rows = tile_rows(tiles), own_columns = panel_columns(panel);
+    const bool direct = direct_ && own_columns.size() == tiles_.panel;
     float* sum;  // row own_rows.begin
     if (direct) {
-      sum =
-          p_.c.at((rows_.begin + own_rows.begin) * p_.c_stride + columns_.begin + panel * tiles_.panel).f32();
-    } else if (first && last) {
-      sum = memory_ + at_.task + omp_get_thread_num() * Layout::task_floats(tiles_);
+      sum = p_.c.at((rows_.begin + own_rows.begin) * p_.c_stride + columns_.begin + own_columns.begin).f32();
+    } else if (part.first && part.last) {
+      sum = memory_ + at_.sums + omp_get_thread_num() * at_.sums_floats;
     } else {
       sum = memory_ + at_.partial + (panel * rows_.size() + own_rows.begin) * tiles_.panel;
     }
     const int64_t stride = direct ? p_.c_stride : tiles_.panel;
-    const int64_t k = slots(depth);
-    const bool unpacked = in_place(depth);
-    const ConstRef own = p_.a.at(rows_.begin * p_.a_row + depth.begin * p_.a_k);
-    const float* b = memory_ + at_.b + panel * k * tiles_.panel;
+    const ConstRef rows_of_a = p_.a.at(rows_.begin * p_.a_row + part.depth.begin * p_.a_k);
+    const bool in_place = division_.a == TilesOfA::kInPlace;
+    const float* panel_of_b = b.memory + panel * b.stride;
     const TileProduct product{.c = sum - own_rows.begin * stride,
                               .c_stride = stride,
                               .far_c = direct,
-                              .a = unpacked ? static_cast<const float*>(own.data) : memory_ + at_.a,
-                              .form = unpacked ? TileForm::kRows : TileForm::kPacked,
-                              .a_stride = unpacked ? p_.a_row / tiles_.slot_elements : k * tiles_.tile_width,
-                              .b = b,
+                              .a = in_place ? static_cast<const float*>(rows_of_a.data) : a.memory,
+                              .form = in_place ? TileForm::kRows : TileForm::kPacked,
+                              .a_stride = in_place ? p_.a_row / tiles_.slot_elements : a.stride,
+                              .b = panel_of_b,
                               .b_stride = tiles_.panel,
                               .m = rows_.size(),
-                              .k = k,
-                              .tile_begin = own_tiles.begin,
-                              .tile_end = own_tiles.end,
-                              .add = !first || (direct && p_.add),
-                              .next_b = more ? b + k * tiles_.panel : nullptr};
-    if (direct || !last) return tiles_.multiply(product);
-    const int64_t column = columns_.begin + panel * tiles_.panel;
+                              .k = part.slots,
+                              .tile_begin = tiles.begin,
+                              .tile_end = tiles.end,
+                              .add = !part.first || (direct && p_.add),
+                              .next_b = more ? panel_of_b + b.stride : nullptr};
+    if (direct || !part.last) return tiles_.multiply(product);
+    const int64_t column = columns_.begin + own_columns.begin;
     PanelSoftmax softmax;
     if (p_.softmax) {
       const int64_t panels = parts_of(p_.n, tiles_.panel), at = rows_.begin * panels + column / tiles_.panel;
@@ -211,17 +248,18 @@ class Block {
                                      .c_stride = p_.c_stride,
                                      .bias = p_.bias ? p_.bias.at(column) : ConstRef{},
                                      .add = p_.add,
-                                     .columns = panel_columns(panel),
+                                     .columns = own_columns.size(),
                                      .softmax = p_.softmax ? &softmax : nullptr});
   }
 
   const TileTable& tiles_;
   const MatrixProduct& p_;
+  const Division& division_;
   const Layout& at_;
   float* memory_;
   Range rows_, columns_;
   int64_t tile_count_, panel_count_;
-  bool direct_, whole_rows_;
+  bool direct_;
 };
 
 }  // namespace
@@ -237,27 +275,26 @@ void blocked_product(const TileTable& tiles, int threads, const MatrixProduct& p
           "a product of {} x {} x {} needs {} bytes of workspace, {} are granted", p.m, p.n, p.k,
           at.end * static_cast<int64_t>(sizeof(float)), workspace.size());
   float* memory = reinterpret_cast<float*>(workspace.data());
-  const int64_t row_blocks = parts_of(p.m, kBlockRows);
-  const int64_t all_panels = parts_of(p.n, tiles.panel);
-  const int64_t column_blocks = parts_of(all_panels, kBlockColumns / tiles.panel);
+  const Division division(tiles, threads, p);
+  const int64_t all_tiles = tiles.tiles_of(p.m), all_panels = parts_of(p.n, tiles.panel);
+  const int64_t row_blocks = parts_of(p.m, division.rows), column_blocks = parts_of(p.n, division.columns);
   const Depths depths{tiles, p.k};
 #pragma omp parallel num_threads(threads)
   {
     const UseOfTiles use(tiles);
-    for (int64_t rows = 0; rows < row_blocks; ++rows) {
-      for (int64_t columns = 0; columns < column_blocks; ++columns) {
-        const Range panels = part(all_panels, column_blocks, columns);
-        const Block block(tiles, p, at, memory, part(p.m, row_blocks, rows),
+    for (int64_t r = 0; r < row_blocks; ++r) {
+      for (int64_t c = 0; c < column_blocks; ++c) {
+        const Range own_tiles = part(all_tiles, row_blocks, r), panels = part(all_panels, column_blocks, c);
+        const Block block(tiles, p, division, at, memory,
+                          {std::min(p.m, own_tiles.begin * tiles.tile_rows),
+                           std::min(p.m, own_tiles.end * tiles.tile_rows)},
                           {panels.begin * tiles.panel, std::min(p.n, panels.end * tiles.panel)});
-        for (int64_t d = 0; d < depths.count(); ++d) {
-          const Range depth = depths[d];
-          // With one part, A stays packed from one block of columns to the next, and where there is one such
-          // block, B from one block of rows to the next.
-          if (depths.count() > 1 || columns == 0) block.pack_a(depth);
-          if (depths.count() > 1 || column_blocks > 1 || rows == 0) block.pack_b(depth);
-#pragma omp barrier
-          block.multiply(depth, d == 0, d == depths.count() - 1);
-        }
+        // With one part of k, A stays packed from one block of columns to the next, and where there is one
+        // such block, B from one block of rows to the next.
+        const bool pack_a = depths.count() > 1 || c == 0;
+        const bool pack_b = depths.count() > 1 || column_blocks > 1 || r == 0;
+        for (int64_t d = 0; d < depths.count(); ++d)
+          block.compute(depths[d], d == 0, d == depths.count() - 1, pack_a, pack_b);
       }
     }
   }
