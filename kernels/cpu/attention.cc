@@ -17,10 +17,17 @@ namespace trainer {
 namespace {
 
 constexpr int64_t kKeyBlock = 128;
-// Queries for which keys are packed once.
-constexpr int64_t kQuerySpan = 4 * kQueryBlock;
+// Queries for which keys are packed once, at most. dk and dv are sums over such spans.
+constexpr int64_t kQuerySpan = 8 * kQueryBlock;
 
 constexpr int64_t parts_of(int64_t count, int64_t most) { return (count + most - 1) / most; }
+
+// The longest span which leaves every thread some of the spans of `heads` heads.
+int64_t span_for(const AttentionShape& s, int64_t heads, int threads) {
+  int64_t span = kQuerySpan;
+  while (span > kQueryBlock && heads * parts_of(s.query_length, span) < 4 * threads) span /= 2;
+  return span;
+}
 
 // What one thread holds, in floats; every array begins on a cache line.
 class Scratch {
@@ -109,11 +116,12 @@ struct Operands {
 // One head of one batch row, on one thread.
 class Head {
  public:
-  Head(const TileTable& tiles, const AttentionShape& s, const Operands& o, int64_t row, int64_t head,
-       Scratch& scratch)
+  Head(const TileTable& tiles, const AttentionShape& s, const Operands& o, int64_t span_queries, int64_t row,
+       int64_t head, Scratch& scratch)
       : tiles_(tiles),
         s_(s),
         o_(o),
+        span_queries_(span_queries),
         row_(row),
         head_(head),
         kv_head_(head / (s.heads / s.kv_heads)),
@@ -230,8 +238,8 @@ class Head {
   }
 
   void begin_span(int64_t span) {
-    query_begin_ = span * kQuerySpan;
-    query_count_ = std::min(kQuerySpan, s_.query_length - query_begin_);
+    query_begin_ = span * span_queries_;
+    query_count_ = std::min(span_queries_, s_.query_length - query_begin_);
     std::fill_n(w_.first, kQuerySpan, 0);
     std::fill_n(w_.last, kQuerySpan, 0);
     first_key_ = s_.key_length;
@@ -250,7 +258,7 @@ class Head {
       last_key_ = std::max<int64_t>(last_key_, w_.last[i]);
     }
     pack_panels(w_.query_panels, o_.q.at(query_at(query_begin_)), s_.q_stride);
-    std::fill_n(w_.sums, kQuerySpan * s_.head_dim, 0.0f);
+    std::fill_n(w_.sums, parts_of(query_count_, kQueryBlock) * kQueryBlock * s_.head_dim, 0.0f);
   }
 
   void begin_keys(int64_t block) {
@@ -371,7 +379,7 @@ class Head {
   const TileTable& tiles_;
   const AttentionShape& s_;
   const Operands& o_;
-  const int64_t row_, head_, kv_head_;
+  const int64_t span_queries_, row_, head_, kv_head_;
   Scratch& w_;
   int64_t query_begin_ = 0, query_count_ = 0, first_key_ = 0, last_key_ = 0;  // the span
   int64_t key_begin_ = 0, key_count_ = 0, tile_count_ = 0;                    // the block of keys
@@ -419,18 +427,20 @@ void HostKernels::attention_forward(Ref out, float* log_sum_exp, ConstRef q, Con
                           .log_sum_exp = nullptr,
                           .dk = nullptr,
                           .dv = nullptr};
-  const int64_t heads = s.batch * s.heads, spans = parts_of(s.query_length, kQuerySpan);
+  const int64_t heads = s.batch * s.heads, span_queries = span_for(s, heads, threads_);
+  const int64_t spans = parts_of(s.query_length, span_queries);
 #pragma omp parallel num_threads(threads_)
   {
     const UseOfTiles use(tiles);
     Scratch scratch(tiles, s.head_dim, false,
                     reinterpret_cast<float*>(memory) + omp_get_thread_num() * floats);
-    // The last spans see the most keys: they go first, so that threads end together.
+    // The spans of a head follow each other, as they share its keys and values; the last sees the most keys
+    // and goes first, so that threads end together.
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < heads * spans; ++task) {
-      const int64_t head = task % heads;
-      Head(tiles, s, operands, head / s.heads, head % s.heads, scratch)
-          .forward(spans - 1 - task / heads, log_sum_exp);
+      const int64_t head = task / spans;
+      Head(tiles, s, operands, span_queries, head / s.heads, head % s.heads, scratch)
+          .forward(spans - 1 - task % spans, log_sum_exp);
     }
   }
 }
@@ -458,20 +468,23 @@ void HostKernels::attention_backward(Ref dq, float* dk, float* dv, ConstRef dout
   // queries are done apart: a thread takes a block of keys, then a span of queries. Every element is summed
   // in the same order either way.
   const bool whole = 7 * kv_heads >= 5 * threads_ * parts_of(kv_heads, threads_);
+  const int64_t short_span = span_for(s, kv_heads * group, threads_);
+  const int64_t short_spans = parts_of(s.query_length, short_span);
 #pragma omp parallel num_threads(threads_)
   {
     const UseOfTiles use(tiles);
     Scratch scratch(tiles, s.head_dim, true,
                     reinterpret_cast<float*>(memory) + omp_get_thread_num() * floats);
-    const auto head_of = [&](int64_t kv_head, int64_t member) {
-      return Head(tiles, s, operands, kv_head / s.kv_heads, kv_head % s.kv_heads * group + member, scratch);
+    const auto head_of = [&](int64_t kv_head, int64_t member, int64_t queries) {
+      return Head(tiles, s, operands, queries, kv_head / s.kv_heads, kv_head % s.kv_heads * group + member,
+                  scratch);
     };
     if (whole) {
 #pragma omp for schedule(dynamic)
       for (int64_t kv_head = 0; kv_head < kv_heads; ++kv_head) {
         for (int64_t member = 0; member < group; ++member) {
           for (int64_t span = 0; span < spans; ++span)
-            head_of(kv_head, member).backward(span, 0, blocks, true, true);
+            head_of(kv_head, member, kQuerySpan).backward(span, 0, blocks, true, true);
         }
       }
     } else {
@@ -480,14 +493,14 @@ void HostKernels::attention_backward(Ref dq, float* dk, float* dv, ConstRef dout
         const int64_t block = task % blocks;
         for (int64_t member = 0; member < group; ++member) {
           for (int64_t span = 0; span < spans; ++span) {
-            head_of(task / blocks, member).backward(span, block, block + 1, false, true);
+            head_of(task / blocks, member, kQuerySpan).backward(span, block, block + 1, false, true);
           }
         }
       }
 #pragma omp for schedule(dynamic)
-      for (int64_t task = 0; task < kv_heads * group * spans; ++task) {
-        const int64_t span = spans - 1 - task % spans, head = task / spans;
-        head_of(head / group, head % group).backward(span, 0, blocks, true, false);
+      for (int64_t task = 0; task < kv_heads * group * short_spans; ++task) {
+        const int64_t span = short_spans - 1 - task % short_spans, head = task / short_spans;
+        head_of(head / group, head % group, short_span).backward(span, 0, blocks, true, false);
       }
     }
   }

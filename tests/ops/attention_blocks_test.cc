@@ -1,5 +1,5 @@
-// Attention across its blocks: 64 queries, spans of 256, blocks of 128 keys. Documents that begin and end at
-// their borders, segments, few heads on many threads.
+// Attention across its blocks: 64 queries, spans of up to 512, blocks of 128 keys. Documents that begin and
+// end at their borders, segments, few heads on many threads.
 #include <numeric>
 
 #include "ops/attention_case.h"
@@ -45,7 +45,7 @@ class AttentionBlocksTest : public OpTest {
 };
 
 TEST_P(AttentionBlocksTest, LengthsAtBlockBorders) {
-  for (const int64_t length : {63, 64, 65, 127, 128, 129, 255, 256, 257, 300}) {
+  for (const int64_t length : {63, 64, 65, 127, 128, 129, 255, 256, 257, 300, 511, 512, 513}) {
     expect_reference(shape(1, length, 1, 1, 8));
   }
 }
@@ -56,6 +56,8 @@ TEST_P(AttentionBlocksTest, DocumentsAtBlockBorders) {
                                                   {0, 256, 257, 300, 428, 599},
                                                   {0, 128, 256, 300, 364, 556}};
   for (const std::vector<int32_t>& starts : cuts) expect_reference(shape(2, 300, 2, 1, 8, starts));
+  const std::vector<int32_t> around_span = {0, 200, 511, 512, 513};
+  expect_reference(shape(1, 580, 1, 1, 8, around_span));
 }
 
 TEST_P(AttentionBlocksTest, EveryTokenADocument) {
