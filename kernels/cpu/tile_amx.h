@@ -29,7 +29,7 @@ struct alignas(64) RegisterShapes {
 };
 constexpr RegisterShapes kRegisterShapes;
 
-inline void pack_a(const TilePacking& p) {
+__attribute__((flatten)) inline void pack_a(const TilePacking& p) {
   const uint16_t* from = elements<uint16_t>(p.from);
   const int64_t slots = (p.k + 2 * kRegister - 1) / (2 * kRegister) * kRegister;
   for (int64_t slot = 0; slot < slots; slot += kRegister) {
@@ -40,24 +40,23 @@ inline void pack_a(const TilePacking& p) {
         slots_of_columns(block, from + row + 2 * slot * p.k_stride, p.k_stride, rows, p.k - 2 * slot);
         transpose(block);
       } else {
-        for (int64_t r = 0; r < rows && r < kRegister; ++r)
-          block[r] = load_slots(from + (row + r) * p.row_stride + 2 * slot, p.k - 2 * slot);
+        unrolled<kRegister>([&](auto r) {
+          if (r < rows) block[r] = load_slots(from + (row + r) * p.row_stride + 2 * slot, p.k - 2 * slot);
+        });
       }
-      float* to = p.to + slot * kTileWidth + row * kRegister;
-      for (int64_t r = 0; r < kRegister; ++r) store(to + r * kRegister, block[r], All{});
+      store_vectors(p.to + slot * kTileWidth + row * kRegister, kRegister, block);
     }
   }
 }
 
-inline void pack_b(const TilePacking& p) {
+__attribute__((flatten)) inline void pack_b(const TilePacking& p) {
   if (p.to_stride != kPanel) return pack_slots(p, kSlotMultiple);
   const int64_t slots = (p.k + 2 * kRegister - 1) / (2 * kRegister) * kRegister;
   for (int64_t slot = 0; slot < slots; slot += kRegister) {
     for (int64_t column = 0; column < p.width; column += kRegister) {
       Floats block[kWidth];
       slots_of(block, p, column, slot);
-      float* to = p.to + slot * kPanel + column * kRegister;
-      for (int64_t i = 0; i < kRegister; ++i) store(to + i * kRegister, block[i], All{});
+      store_vectors(p.to + slot * kPanel + column * kRegister, kRegister, block);
     }
   }
 }

@@ -2,8 +2,6 @@
 // bf16 instructions (TRAINER_BF16) slots are pairs of bf16.
 #pragma once
 
-#include <utility>
-
 #include "cpu/tile_table.h"
 #include "cpu/vector.h"
 
@@ -20,15 +18,22 @@ inline Floats high_blocks(Floats a, Floats b, std::index_sequence<kLane...>) {
 
 // Transposes kWidth x kWidth by exchanging the off-diagonal blocks of kDistance, kDistance / 2, ..., 1.
 template <int kDistance = kWidth / 2>
-inline void transpose(Floats (&rows)[kWidth]) {
-  constexpr auto kLanes = std::make_index_sequence<kWidth>();
-  for (int i = 0; i < kWidth; ++i) {
-    if (i & kDistance) continue;
-    const Floats a = rows[i], b = rows[i + kDistance];
-    rows[i] = low_blocks<kDistance>(a, b, kLanes);
-    rows[i + kDistance] = high_blocks<kDistance>(a, b, kLanes);
-  }
+__attribute__((always_inline)) inline void transpose(Floats (&rows)[kWidth]) {
+  unrolled<kWidth>([&](auto r) {
+    if constexpr ((decltype(r)::value & kDistance) == 0) {
+      constexpr auto kLanes = std::make_index_sequence<kWidth>();
+      const Floats a = rows[r], b = rows[r + kDistance];
+      rows[r] = low_blocks<kDistance>(a, b, kLanes);
+      rows[r + kDistance] = high_blocks<kDistance>(a, b, kLanes);
+    }
+  });
   if constexpr (kDistance > 1) transpose<kDistance / 2>(rows);
+}
+
+// Stores kWidth vectors, to_stride apart.
+__attribute__((always_inline)) inline void store_vectors(float* to, int64_t to_stride,
+                                                         const Floats (&rows)[kWidth]) {
+  unrolled<kWidth>([&](auto r) { store(to + r * to_stride, rows[r], All{}); });
 }
 
 #if TRAINER_BF16
@@ -55,7 +60,7 @@ inline Floats interleave(const uint16_t* low, const uint16_t* high, bool both, _
 // kWidth slots of k of up to kWidth rows, slot by slot, where k is contiguous.
 inline void slots_of_rows(Floats (&slots)[kWidth], const uint16_t* from, int64_t row_stride, int64_t rows,
                           int64_t k) {
-  for (int r = 0; r < kWidth; ++r) slots[r] = r < rows ? load_slots(from + r * row_stride, k) : Floats{};
+  unrolled<kWidth>([&](auto r) { slots[r] = r < rows ? load_slots(from + r * row_stride, k) : Floats{}; });
   transpose(slots);
 }
 
@@ -63,10 +68,10 @@ inline void slots_of_rows(Floats (&slots)[kWidth], const uint16_t* from, int64_t
 inline void slots_of_columns(Floats (&slots)[kWidth], const uint16_t* from, int64_t k_stride, int64_t rows,
                              int64_t k) {
   const auto mask = static_cast<__mmask16>(first_of(rows < kWidth ? rows : kWidth));
-  for (int i = 0; i < kWidth; ++i) {
+  unrolled<kWidth>([&](auto i) {
     const uint16_t* at = from + 2 * i * k_stride;
     slots[i] = 2 * i < k ? interleave(at, at + k_stride, 2 * i + 1 < k, mask) : Floats{};
-  }
+  });
 }
 
 // kWidth slots from `slot` on of up to kWidth rows from `row` on; 0 where there are none.
@@ -83,14 +88,18 @@ inline void slots_of(Floats (&slots)[kWidth], const TilePacking& p, int64_t row,
 }
 
 // Slot by slot, all rows of each together.
-inline void pack_slots(const TilePacking& p, int64_t multiple) {
+__attribute__((flatten)) inline void pack_slots(const TilePacking& p, int64_t multiple) {
   const int64_t slots = (p.k + 2 * multiple - 1) / (2 * multiple) * multiple;
   for (int64_t row = 0; row < p.width; row += kWidth) {
     for (int64_t slot = 0; slot < slots; slot += kWidth) {
       Floats block[kWidth];
       slots_of(block, p, row, slot);
-      const int64_t count = slots - slot < kWidth ? slots - slot : kWidth;
-      for (int64_t i = 0; i < count; ++i) store(p.to + (slot + i) * p.to_stride + row, block[i], All{});
+      float* const to = p.to + slot * p.to_stride + row;
+      if (slots - slot >= kWidth) {
+        store_vectors(to, p.to_stride, block);
+      } else {
+        for (int64_t i = 0; slot + i < slots; ++i) store(to + i * p.to_stride, block[i], All{});
+      }
     }
   }
 }
@@ -99,21 +108,26 @@ inline void pack_slots(const TilePacking& p, int64_t multiple) {
 
 constexpr int kSlotElements = 1;
 
-// Up to kWidth rows with contiguous k.
+// Up to kWidth rows with contiguous k; the last of them also in the place of those that there are not.
 template <class T>
-inline void pack_transposed(float* to, const T* from, int64_t rows, const TilePacking& p) {
-  for_vectors(0, p.k, [&](int64_t kk, auto lanes) {
-    Floats block[kWidth];
-    if (rows >= kWidth) {
-      for (int r = 0; r < kWidth; ++r) block[r] = load(from + r * p.row_stride + kk, lanes);
-    } else {
-      for (int r = 0; r < kWidth; ++r)
-        block[r] = r < rows ? load(from + r * p.row_stride + kk, lanes) : Floats{};
-    }
+__attribute__((flatten)) inline void pack_transposed(float* to, const T* from, int64_t rows,
+                                                     const TilePacking& p) {
+  const int64_t last = smaller(rows, kWidth) - 1;
+  const auto load_block = [&](Floats(&block)[kWidth], int64_t kk, auto lanes) __attribute__((always_inline)) {
+    unrolled<kWidth>([&](auto r) {
+      block[r] = load(from + smaller(static_cast<int64_t>(r), last) * p.row_stride + kk, lanes);
+    });
     transpose(block);
-    const int64_t count = p.k - kk < kWidth ? p.k - kk : kWidth;
-    for (int64_t i = 0; i < count; ++i) store(to + (kk + i) * p.to_stride, block[i], All{});
-  });
+  };
+  Floats block[kWidth];
+  int64_t kk = 0;
+  for (; kk + kWidth <= p.k; kk += kWidth) {
+    load_block(block, kk, All{});
+    store_vectors(to + kk * p.to_stride, p.to_stride, block);
+  }
+  if (kk == p.k) return;
+  load_block(block, kk, First{p.k - kk});
+  for (int64_t i = 0; kk + i < p.k; ++i) store(to + (kk + i) * p.to_stride, block[i], All{});
 }
 
 // Up to kWidth contiguous rows. A whole vector may be read wherever another k follows at least a vector

@@ -42,10 +42,10 @@ struct GroupMask {
   Integers first[kGroup], last[kGroup];
   GroupMask(const ScoreMask& mask, int64_t query) {
     if constexpr (kMasked) {
-      for (int g = 0; g < kGroup; ++g) {
+      unrolled<kGroup>([&](auto g) {
         first[g] = load_integers(mask.first + query + g * kWidth);
         last[g] = load_integers(mask.last + query + g * kWidth);
-      }
+      });
     }
   }
   Floats select(int g, int64_t key, Floats seen, Floats hidden) const {
@@ -60,34 +60,36 @@ using GroupValues = Floats[kSlotElements][kGroup];
 
 #if TRAINER_BF16
 
-inline void store_rows(const ScoreOperand& to, int64_t key, int64_t keys, int64_t query,
-                       const GroupValues& values) {
-  for (int64_t s = 0; s < kSlotElements && key + s < keys; ++s) {
-    for (int g = 0; g < kGroup; g += 2) {
-      const __m512i both = round_pair(values[s][g], values[s][g + 1]);
-      store_raw(to.rows + ((key + s) * kQueryBlock + query + g * kWidth) / kSlotElements, both, All{});
-    }
-  }
+// The first `kKeys` of them.
+template <int kKeys>
+inline void store_rows(const ScoreOperand& to, int64_t key, int64_t query, const GroupValues& values) {
+  unrolled<kKeys>([&](auto s) {
+    unrolled<kGroup / 2>([&](auto half) {
+      constexpr int kFirst = 2 * decltype(half)::value;
+      const __m512i both = round_pair(values[s][kFirst], values[s][kFirst + 1]);
+      store_raw(to.rows + ((key + s) * kQueryBlock + query + kFirst * kWidth) / kSlotElements, both, All{});
+    });
+  });
 }
 
 inline void store_columns(const ScoreOperand& to, int64_t key, int64_t query, const GroupValues& values) {
   static constexpr uint16_t kInterleaved[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   const __m512i interleaved = _mm512_loadu_si512(kInterleaved);
-  for (int g = 0; g < kGroup; ++g) {
+  unrolled<kGroup>([&](auto g) {
     const __m512i both = round_pair(values[0][g], values[1][g]);
     store_raw(to.columns + key / kSlotElements * kQueryBlock + query + g * kWidth,
               _mm512_permutexvar_epi16(interleaved, both), All{});
-  }
+  });
 }
 
 #else
 
 inline void store_group(float* to, int64_t key, int64_t query, const GroupValues& values) {
-  for (int g = 0; g < kGroup; ++g) store(to + key * kQueryBlock + query + g * kWidth, values[0][g], All{});
+  unrolled<kGroup>([&](auto g) { store(to + key * kQueryBlock + query + g * kWidth, values[0][g], All{}); });
 }
-inline void store_rows(const ScoreOperand& to, int64_t key, int64_t, int64_t query,
-                       const GroupValues& values) {
+template <int kKeys>
+inline void store_rows(const ScoreOperand& to, int64_t key, int64_t query, const GroupValues& values) {
   store_group(to.rows, key, query, values);
 }
 inline void store_columns(const ScoreOperand& to, int64_t key, int64_t query, const GroupValues& values) {
@@ -106,48 +108,65 @@ inline void clear_columns(const ScoreOperand& to, int64_t keys, int64_t query) {
   }
 }
 
+// step(key, kKeys) for the slots of `keys` keys: kKeys of a slot's keys there are, all but in the last slot.
+template <class Step>
+inline void for_slots(int64_t keys, const Step& step) {
+  int64_t key = 0;
+  for (; key + kSlotElements <= keys; key += kSlotElements)
+    step(key, std::integral_constant<int, kSlotElements>{});
+  if constexpr (kSlotElements > 1) {
+    if (key < keys) step(key, std::integral_constant<int, 1>{});
+  }
+}
+
 template <bool kMasked>
-inline bool softmax_step_group(float* scores, int64_t keys, const ScoreMask& mask, int64_t query, float scale,
-                               float* largest, float* total, float* factor, const ScoreOperand& weights) {
+__attribute__((flatten)) inline bool softmax_step_group(float* scores, int64_t keys, const ScoreMask& mask,
+                                                        int64_t query, float scale, float* largest,
+                                                        float* total, float* factor,
+                                                        const ScoreOperand& weights) {
   const GroupMask<kMasked> seen(mask, query);
-  const Floats hidden = broadcast(-__builtin_inff());
+  const Floats hidden = broadcast(-__builtin_inff()), scales = broadcast(scale);
   Floats top[kGroup], sum[kGroup] = {};
-  for (int g = 0; g < kGroup; ++g) top[g] = broadcast(kNoScore);
+  unrolled<kGroup>([&](auto g) { top[g] = broadcast(kNoScore); });
   for (int64_t key = 0; key < keys; ++key) {
     float* row = scores + key * kQueryBlock + query;
-    for (int g = 0; g < kGroup; ++g) {
+    unrolled<kGroup>([&](auto g) {
       const Floats score = seen.select(g, key, load(row + g * kWidth, All{}), hidden);
       if constexpr (kMasked) store(row + g * kWidth, score, All{});
       top[g] = score > top[g] ? score : top[g];
-    }
+    });
   }
-  for (int g = 0; g < kGroup; ++g) {
+  unrolled<kGroup>([&](auto g) {
     const Floats before = load(largest + query + g * kWidth, All{});
     top[g] *= scale;
     top[g] = before > top[g] ? before : top[g];
-  }
-  for (int64_t key = 0; key < keys; key += kSlotElements) {
-    GroupValues weight = {};
-    for (int64_t s = 0; s < kSlotElements && key + s < keys; ++s) {
+  });
+  for_slots(keys, [&]<int kKeys>(int64_t key, std::integral_constant<int, kKeys>) {
+    GroupValues weight;
+    unrolled<kSlotElements>([&](auto s) {
       const float* row = scores + (key + s) * kQueryBlock + query;
-      for (int g = 0; g < kGroup; ++g) {
-        weight[s][g] =
-            attention_weight(multiply_add(load(row + g * kWidth, All{}), broadcast(scale), -top[g]));
-        sum[g] += weight[s][g];
-      }
-    }
+      unrolled<kGroup>([&](auto g) {
+        weight[s][g] = Floats{};
+        if constexpr (decltype(s)::value < kKeys) {
+          weight[s][g] = attention_weight(multiply_add(load(row + g * kWidth, All{}), scales, -top[g]));
+          sum[g] += weight[s][g];
+        }
+      });
+    });
     store_columns(weights, key, query, weight);
-  }
+  });
   clear_columns(weights, keys, query);
-  bool rescale = false;
-  for (int g = 0; g < kGroup; ++g) {
+  Words differs = {};
+  unrolled<kGroup>([&](auto g) {
     const int64_t q = query + g * kWidth;
     const Floats change = weight_of(load(largest + q, All{}) - top[g]);
     store(factor + q, change, All{});
     store(largest + q, top[g], All{});
     store(total + q, multiply_add(load(total + q, All{}), change, sum[g]), All{});
-    for (int lane = 0; lane < kWidth; ++lane) rescale |= change[lane] != 1.0f;
-  }
+    differs |= as_words(change) ^ as_words(broadcast(1.0f));
+  });
+  bool rescale = false;
+  for (int lane = 0; lane < kWidth; ++lane) rescale |= differs[lane] != 0;
   return rescale;
 }
 
@@ -162,32 +181,38 @@ inline bool softmax_step(float* scores, int64_t keys, const ScoreMask& mask, flo
 }
 
 template <bool kMasked>
-inline void softmax_slopes_group(const float* scores, const float* slopes, int64_t keys,
-                                 const ScoreMask& mask, int64_t query, float scale, const float* log_sum_exp,
-                                 const float* own, const ScoreOperand& weights, const ScoreOperand& changes) {
+__attribute__((flatten)) inline void softmax_slopes_group(const float* scores, const float* slopes,
+                                                          int64_t keys, const ScoreMask& mask, int64_t query,
+                                                          float scale, const float* log_sum_exp,
+                                                          const float* own, const ScoreOperand& weights,
+                                                          const ScoreOperand& changes) {
   const GroupMask<kMasked> seen(mask, query);
+  const Floats scales = broadcast(scale);
   Floats shift[kGroup], mean[kGroup];
-  for (int g = 0; g < kGroup; ++g) {
+  unrolled<kGroup>([&](auto g) {
     shift[g] = -load(log_sum_exp + query + g * kWidth, All{});
     mean[g] = load(own + query + g * kWidth, All{});
-  }
-  for (int64_t key = 0; key < keys; key += kSlotElements) {
-    GroupValues weight = {}, change = {};
-    for (int64_t s = 0; s < kSlotElements && key + s < keys; ++s) {
+  });
+  for_slots(keys, [&]<int kKeys>(int64_t key, std::integral_constant<int, kKeys>) {
+    GroupValues weight, change;
+    unrolled<kSlotElements>([&](auto s) {
       const float* row = scores + (key + s) * kQueryBlock + query;
       const float* slope_row = slopes + (key + s) * kQueryBlock + query;
-      for (int g = 0; g < kGroup; ++g) {
-        const Floats score = multiply_add(load(row + g * kWidth, All{}), broadcast(scale), shift[g]);
-        weight[s][g] = seen.select(g, key + s, attention_weight(score), Floats{});
-        const Floats slope = weight[s][g] * (load(slope_row + g * kWidth, All{}) - mean[g]);
-        change[s][g] = seen.select(g, key + s, slope, Floats{});
-      }
-    }
-    store_rows(weights, key, keys, query, weight);
-    store_rows(changes, key, keys, query, change);
+      unrolled<kGroup>([&](auto g) {
+        weight[s][g] = change[s][g] = Floats{};
+        if constexpr (decltype(s)::value < kKeys) {
+          const Floats score = multiply_add(load(row + g * kWidth, All{}), scales, shift[g]);
+          weight[s][g] = seen.select(g, key + s, attention_weight(score), Floats{});
+          const Floats slope = weight[s][g] * (load(slope_row + g * kWidth, All{}) - mean[g]);
+          change[s][g] = seen.select(g, key + s, slope, Floats{});
+        }
+      });
+    });
+    store_rows<kKeys>(weights, key, query, weight);
+    store_rows<kKeys>(changes, key, query, change);
     if constexpr (kSlotElements > 1)
       store_columns(changes, key, query, change);  // otherwise rows are columns
-  }
+  });
   clear_columns(changes, keys, query);
 }
 
@@ -217,11 +242,13 @@ inline void store_transposed(Ref y, int64_t y_stride, const float* x, const floa
       const Floats scale = load(factor + q, All{});
       for_vectors(0, rows, [&](int64_t row, auto lanes) {
         Floats block[kWidth];
-        for (int i = 0; i < kWidth; ++i)
+        unrolled<kWidth>([&](auto i) {
           block[i] = row + i < rows ? load(x + (row + i) * kQueryBlock + q, All{}) * scale : Floats{};
+        });
         transpose(block);
-        for (int i = 0; i < kWidth && q + i < columns; ++i)
-          store(to + (q + i) * y_stride + row, block[i], lanes);
+        unrolled<kWidth>([&](auto i) {
+          if (q + i < columns) store(to + (q + i) * y_stride + row, block[i], lanes);
+        });
       });
     }
   });
@@ -252,15 +279,15 @@ inline float largest(const float* x, int64_t count) {
   Floats top[4] = {broadcast(first), broadcast(first), broadcast(first), broadcast(first)};
   int64_t i = 0;
   for (; i + 4 * kWidth <= count; i += 4 * kWidth) {
-    for (int set = 0; set < 4; ++set) {
+    unrolled<4>([&](auto set) {
       const Floats value = load(x + i + set * kWidth, All{});
       top[set] = value > top[set] ? value : top[set];
-    }
+    });
   }
   float result = first;
-  for (int set = 0; set < 4; ++set) {
+  unrolled<4>([&](auto set) {
     for (int lane = 0; lane < kWidth; ++lane) result = top[set][lane] > result ? top[set][lane] : result;
-  }
+  });
   for (; i < count; ++i) result = x[i] > result ? x[i] : result;
   return result;
 }

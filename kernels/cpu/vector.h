@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -200,6 +201,16 @@ inline void store_exactly(uint16_t* to, Floats values, Lanes lanes) {
   store_raw(to, narrow_exactly(values), lanes);
 }
 
+template <class Each, size_t... kIndex>
+__attribute__((always_inline)) inline void unrolled_over(const Each& each, std::index_sequence<kIndex...>) {
+  (each(std::integral_constant<int, kIndex>{}), ...);
+}
+// each(i) for i < kCount, without a loop: arrays of vectors that it indexes then stay in registers.
+template <int kCount, class Each>
+__attribute__((always_inline)) inline void unrolled(const Each& each) {
+  unrolled_over(each, std::make_index_sequence<kCount>());
+}
+
 // body(i, lanes) for each vector of [begin, end).
 template <class Body>
 inline void for_vectors(int64_t begin, int64_t end, const Body& body) {
@@ -211,17 +222,17 @@ inline void for_vectors(int64_t begin, int64_t end, const Body& body) {
 // Sums over [0, count), `Sums` of them at once: body(i, lanes, partial) adds vector i to partial[0 .. Sums).
 // Four sets of partial sums hide the latency of an addition; lanes beyond `count` must add 0.
 template <int Sums, class Body>
-inline void sum_vectors(int64_t count, float (&sums)[Sums], const Body& body) {
+__attribute__((flatten)) inline void sum_vectors(int64_t count, float (&sums)[Sums], const Body& body) {
   Floats partial[4][Sums] = {};
   int64_t i = 0;
   for (; i + 4 * kWidth <= count; i += 4 * kWidth) {
-    for (int set = 0; set < 4; ++set) body(i + set * kWidth, All{}, partial[set]);
+    unrolled<4>([&](auto set) { body(i + set * kWidth, All{}, partial[set]); });
   }
   for (; i + kWidth <= count; i += kWidth) body(i, All{}, partial[0]);
   if (i < count) body(i, First{count - i}, partial[1]);
-  for (int s = 0; s < Sums; ++s) {
+  unrolled<Sums>([&](auto s) {
     sums[s] = sum_lanes((partial[0][s] + partial[1][s]) + (partial[2][s] + partial[3][s]));
-  }
+  });
 }
 
 // Calls body with a null pointer of the element type, so that `auto` names it.

@@ -120,16 +120,16 @@ inline void adamw(const AdamW& a, const AdamWFactors& f, int64_t begin, int64_t 
 
 // 32 partial sums, element i going to number i mod 32, at every level alike. The square of a float is exact
 // in double, so with or without fused multiply-add the bits are the same.
-inline double sum_of_squares(const float* x, int64_t count) {
+__attribute__((flatten)) inline double sum_of_squares(const float* x, int64_t count) {
   constexpr int kHalf = kWidth / 2, kPartials = 32;
   typedef float HalfFloats __attribute__((vector_size(kHalf * 4)));
   typedef double Doubles __attribute__((vector_size(kHalf * 8)));
   Doubles partial[kPartials / kHalf] = {};
   const auto add_squares = [&](const float* from) {
-    for (int p = 0; p < kPartials / kHalf; ++p) {
+    unrolled<kPartials / kHalf>([&](auto p) {
       const Doubles value = __builtin_convertvector(load_raw<HalfFloats>(from + p * kHalf, All{}), Doubles);
       partial[p] += value * value;
-    }
+    });
   };
   // One stream of reads alone does not reach the rate of memory without being asked for ahead.
   constexpr int64_t kAhead = 2048;
