@@ -97,6 +97,7 @@ Json measure(const TrainStepArguments& a) {
   r["model_flops_per_token"] = flops;
   r["model_flops_per_second"] = flops * tokens / seconds;
   r["gemm_flops_per_second"] = rates.products;
+  r["gemm_in_turn_flops_per_second"] = ceilings.products_in_turn();
   r["ratio"] = flops * tokens / seconds / rates.products;
   r["gemm_shapes"] = ceilings.products_by_shape();
   add_roofline(r, subject.kernels(), rates, a);
@@ -153,6 +154,9 @@ void print(const Json& r) {
   for (const Json& s : r["gemm_shapes"])
     fmt::print("  {:>6} x {:>6} x {:>6}  {:.1f} GFLOP/s\n", s["m"].get<int64_t>(), s["n"].get<int64_t>(),
                s["k"].get<int64_t>(), s["flops_per_second"].get<double>() / 1e9);
+  fmt::print("  in turn, alone            {:.1f} GFLOP/s, {:.1f} % of the best\n",
+             number("gemm_in_turn_flops_per_second") / 1e9,
+             100 * number("gemm_in_turn_flops_per_second") / number("gemm_flops_per_second"));
   fmt::print("ratio           {:.1f} %\n", 100 * number("ratio"));
   fmt::print("memory traffic  {:.1f} GB/s\n", number("memory_bytes_per_second") / 1e9);
   fmt::print(

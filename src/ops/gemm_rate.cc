@@ -1,11 +1,11 @@
 #include "ops/gemm_rate.h"
 
 #include <algorithm>
-#include <functional>
 #include <utility>
 #include <vector>
 
 #include "base/philox.h"
+#include "base/statistics.h"
 #include "device/call_times.h"
 #include "ops/element.h"
 
@@ -31,45 +31,92 @@ void fill_random(DeviceQueue& queue, Ref to, int64_t count) {
     queue.copy(static_cast<std::byte*>(to.data) + filled, to.data, std::min(filled, bytes - filled));
 }
 
+// Operands of any of some shapes, and the workspace of kernels that multiply them.
+class Operands {
+ public:
+  Operands(KernelSet& kernels, DType dtype, std::span<const GemmShape> shapes, Device& device)
+      : kernels_(kernels) {
+    WorkspaceShape bounds;
+    bounds.dtype = dtype;
+    int64_t inputs = 0, weights = 0, outputs = 0;
+    for (const GemmShape& s : shapes) {
+      bounds.tokens = std::max(bounds.tokens, s.m);
+      bounds.widest_row = std::max({bounds.widest_row, s.n, s.k});
+      bounds.hidden = std::max(bounds.hidden, s.k);
+      inputs = std::max(inputs, s.m * s.k);
+      weights = std::max(weights, s.n * s.k);
+      outputs = std::max(outputs, s.m * s.n);
+    }
+    const size_t workspace = kernels.workspace_bytes(bounds), element = size_of(dtype);
+    memory_ = device.allocate(aligned(inputs, element) + aligned(weights, element) +
+                              aligned(outputs, element) + aligned(weights, sizeof(float)) + workspace);
+    std::byte* next = memory_->bytes().data();
+    const auto take = [&](size_t bytes) { return std::exchange(next, next + bytes); };
+    x_ = {take(aligned(inputs, element)), dtype};
+    w_ = {take(aligned(weights, element)), dtype};
+    y_ = {take(aligned(outputs, element)), dtype};
+    dw_ = reinterpret_cast<float*>(take(aligned(weights, sizeof(float))));
+    kernels.grant_workspace({next, workspace});
+    fill_random(device.compute(), x_, inputs);
+    fill_random(device.compute(), w_, weights);
+  }
+
+  void multiply(const GemmShape& s, int direction) {
+    if (direction == 0) kernels_.linear_forward(y_, x_, w_, {nullptr, y_.dtype}, s.m, s.n, s.k);
+    if (direction == 1) kernels_.linear_backward_input(x_, y_, w_, s.m, s.n, s.k, false);
+    if (direction == 2) kernels_.linear_backward_weight(dw_, y_, x_, s.m, s.n, s.k, true);
+  }
+
+ private:
+  KernelSet& kernels_;
+  DeviceMemoryPtr memory_;
+  Ref x_, w_, y_;
+  float* dw_;
+};
+
+double flops(const GemmShape& s) { return 2.0 * static_cast<double>(s.m * s.n) * static_cast<double>(s.k); }
+
+constexpr int kDirections = 3;
+constexpr size_t kLeastCalls = 3;
+
 }  // namespace
+
+std::array<double, 3> measure_gemm_rates(KernelSet& kernels, DType dtype, const GemmShape& shape,
+                                         double seconds, Device& device) {
+  Operands operands(kernels, dtype, std::span(&shape, 1), device);
+  std::array<double, kDirections> rates;
+  for (int d = 0; d < kDirections; ++d) {
+    std::vector<double> times;
+    const auto call = [&] { operands.multiply(shape, d); };
+    time_calls(device.compute(), call, seconds / kDirections, kLeastCalls, times);
+    rates[static_cast<size_t>(d)] = flops(shape) / median(times);
+  }
+  return rates;
+}
 
 double measure_gemm_rate(KernelSet& kernels, DType dtype, std::span<const GemmShape> shapes, double seconds,
                          Device& device) {
   double best = 0;
-  const double share = seconds / static_cast<double>(3 * shapes.size());
   for (const GemmShape& s : shapes) {
-    WorkspaceShape bounds;
-    bounds.dtype = dtype;
-    bounds.tokens = s.m;
-    bounds.widest_row = std::max(s.n, s.k);
-    bounds.hidden = s.k;
-    const size_t workspace = kernels.workspace_bytes(bounds), element = size_of(dtype);
-    const DeviceMemoryPtr memory =
-        device.allocate(aligned(s.m * s.k, element) + aligned(s.n * s.k, element) +
-                        aligned(s.m * s.n, element) + aligned(s.n * s.k, sizeof(float)) + workspace);
-    std::byte* next = memory->bytes().data();
-    const auto take = [&](size_t bytes) { return std::exchange(next, next + bytes); };
-    const Ref x{take(aligned(s.m * s.k, element)), dtype}, w{take(aligned(s.n * s.k, element)), dtype},
-        y{take(aligned(s.m * s.n, element)), dtype};
-    auto* dw = reinterpret_cast<float*>(take(aligned(s.n * s.k, sizeof(float))));
-    kernels.grant_workspace({next, workspace});
-    fill_random(device.compute(), x, s.m * s.k);
-    fill_random(device.compute(), w, s.n * s.k);
-    const std::function<void()> directions[] = {
-        [&] {
-          kernels.linear_forward(y, x, w, {nullptr, dtype}, s.m, s.n, s.k);
-        },
-        [&] { kernels.linear_backward_input(x, y, w, s.m, s.n, s.k, false); },
-        [&] { kernels.linear_backward_weight(dw, y, x, s.m, s.n, s.k, true); }};
-    for (const auto& run : directions) {
-      std::vector<double> times;
-      time_calls(device.compute(), run, share, 3, times);
-      std::nth_element(times.begin(), times.begin() + static_cast<int64_t>(times.size() / 2), times.end());
-      best = std::max(
-          best, 2.0 * static_cast<double>(s.m * s.n) * static_cast<double>(s.k) / times[times.size() / 2]);
-    }
+    for (const double rate :
+         measure_gemm_rates(kernels, dtype, s, seconds / static_cast<double>(shapes.size()), device))
+      best = std::max(best, rate);
   }
   return best;
+}
+
+double measure_gemm_rate_in_turn(KernelSet& kernels, DType dtype, std::span<const GemmShape> shapes,
+                                 double seconds, Device& device) {
+  Operands operands(kernels, dtype, shapes, device);
+  double all = 0;
+  for (const GemmShape& s : shapes) all += kDirections * flops(s);
+  std::vector<double> times;
+  const auto turn = [&] {
+    for (int d = 0; d < kDirections; ++d)
+      for (const GemmShape& s : shapes) operands.multiply(s, d);
+  };
+  time_calls(device.compute(), turn, seconds, 1, times);
+  return all / median(times);
 }
 
 }  // namespace trainer

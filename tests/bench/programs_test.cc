@@ -212,6 +212,7 @@ TEST(BenchPrograms, TrainingStepsOnEveryBackend) {
     EXPECT_GT(report["tokens_per_second"].get<double>(), 0);
     EXPECT_GT(report["predicted_memory_bytes"].get<int64_t>(), 100'000);
     EXPECT_GT(report["gemm_flops_per_second"].get<double>(), 0);
+    EXPECT_GT(report["gemm_in_turn_flops_per_second"].get<double>(), 0);
     expect_roofline(report);
   }
 }
