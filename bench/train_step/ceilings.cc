@@ -11,7 +11,7 @@
 namespace trainer {
 namespace {
 
-constexpr double kRoundSeconds = 0.6, kTurnSeconds = 0.3;  // of measuring matrix products
+constexpr double kRoundSeconds = 0.6, kTurnSeconds = 1.0;  // of measuring matrix products
 // Of both arrays: server processors have caches of hundreds of MiB. Simulated kernels only have to work.
 constexpr size_t kMemoryBytes = size_t{1} << 30, kSimulatedMemoryBytes = size_t{128} << 10;
 

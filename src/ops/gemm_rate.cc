@@ -48,11 +48,12 @@ class Operands {
       outputs = std::max(outputs, s.m * s.n);
     }
     const size_t workspace = kernels.workspace_bytes(bounds), element = size_of(dtype);
-    memory_ = device.allocate(aligned(inputs, element) + aligned(weights, element) +
+    memory_ = device.allocate(2 * aligned(inputs, element) + aligned(weights, element) +
                               aligned(outputs, element) + aligned(weights, sizeof(float)) + workspace);
     std::byte* next = memory_->bytes().data();
     const auto take = [&](size_t bytes) { return std::exchange(next, next + bytes); };
     x_ = {take(aligned(inputs, element)), dtype};
+    dx_ = {take(aligned(inputs, element)), dtype};
     w_ = {take(aligned(weights, element)), dtype};
     y_ = {take(aligned(outputs, element)), dtype};
     dw_ = reinterpret_cast<float*>(take(aligned(weights, sizeof(float))));
@@ -63,14 +64,14 @@ class Operands {
 
   void multiply(const GemmShape& s, int direction) {
     if (direction == 0) kernels_.linear_forward(y_, x_, w_, {nullptr, y_.dtype}, s.m, s.n, s.k);
-    if (direction == 1) kernels_.linear_backward_input(x_, y_, w_, s.m, s.n, s.k, false);
+    if (direction == 1) kernels_.linear_backward_input(dx_, y_, w_, s.m, s.n, s.k, false);
     if (direction == 2) kernels_.linear_backward_weight(dw_, y_, x_, s.m, s.n, s.k, true);
   }
 
  private:
   KernelSet& kernels_;
   DeviceMemoryPtr memory_;
-  Ref x_, w_, y_;
+  Ref x_, dx_, w_, y_;
   float* dw_;
 };
 
