@@ -17,7 +17,7 @@ class Ceilings {
  public:
   explicit Ceilings(const TrainStepArguments& a);
 
-  // One round: every product of the step's own shapes, then memory.
+  // One round: every product of the step's own shapes, all of them in turn, then memory.
   void measure();
   // FLOPs per second of the best shape and direction, each of which counts with the median of its rounds.
   double products() const;

@@ -22,10 +22,13 @@ constexpr int64_t kQuerySpan = 8 * kQueryBlock;
 
 constexpr int64_t parts_of(int64_t count, int64_t most) { return (count + most - 1) / most; }
 
-// The longest span which leaves every thread some of the spans of `heads` heads.
+// Spans of each thread, at least, where there are as many blocks of queries.
+constexpr int64_t kThreadSpans = 4;
+
+// The longest span which leaves every thread its spans, of `heads` heads.
 int64_t span_for(const AttentionShape& s, int64_t heads, int threads) {
   int64_t span = kQuerySpan;
-  while (span > kQueryBlock && heads * parts_of(s.query_length, span) < 4 * threads) span /= 2;
+  while (span > kQueryBlock && heads * parts_of(s.query_length, span) < kThreadSpans * threads) span /= 2;
   return span;
 }
 

@@ -69,39 +69,43 @@ enum class TilesOfA : uint8_t {
 // How a product is divided.
 struct Division {
   TilesOfA a;
-  int64_t rows, columns;  // the most of a block of C, all k of which is computed before the next block
+  int64_t rows;  // the most of a block of C, all k of which is computed before the next block
 
   Division(const TileTable& tiles, int threads, const MatrixProduct& p) {
     const bool in_place = tiles.any_rows && p.a_k == 1 && p.a_row % tiles.slot_elements == 0 &&
                           p.m % tiles.tile_rows == 0 &&
                           p.k % (tiles.slot_elements * tiles.slot_multiple) == 0;
-    // A task meets all panels of a block: with more blocks it would pack its tiles again, with few tiles read
-    // the panels for little.
+    // A task meets all panels of a block. With more than one block it would pack its tiles again; with few
+    // tiles it would not be worth reading all panels.
     const int64_t enough =
         task_tiles(tiles, std::min(tiles.slots_of(p.k), kDepth)) / 2 * kThreadTasks * threads;
     const bool own = p.n <= kBlockColumns && tiles.tiles_of(p.m) >= enough;
     a = in_place ? TilesOfA::kInPlace : own ? TilesOfA::kOwn : TilesOfA::kShared;
     rows = a == TilesOfA::kShared || tiles.slots_of(p.k) > kDepth ? kBlockRows : std::max<int64_t>(p.m, 1);
-    columns = kBlockColumns;
   }
 };
 
 // What the workspace holds for any product within m x n x k, in slots and floats from its beginning.
 struct Layout {
-  int64_t a, b, own, partial, sums, end;
+  int64_t a, b, own, sums, partial, end;
   int64_t own_floats, sums_floats;  // of a thread
 
   Layout(const TileTable& tiles, int threads, int64_t m, int64_t n, int64_t k) {
-    const int64_t depth = std::min(tiles.slots_of(k), kDepth), rows = std::min(m, kBlockRows);
+    const int64_t depth = std::min(tiles.slots_of(k), kDepth), tile_floats = tiles.tile_width * depth;
+    const int64_t row_tiles = tiles.tiles_of(std::min(m, kBlockRows));
     const int64_t columns = round_up(std::min(n, kBlockColumns), tiles.panel);
-    own_floats = round_up(task_tiles(tiles, depth) * tiles.tile_width * depth, kLine);
+    // No less than the tiles of a task take with any smaller depth.
+    own_floats = round_up(
+        std::max(tile_floats, std::min(kTaskTiles * tile_floats, tiles.task_bytes / int64_t{sizeof(float)})),
+        kLine);
     sums_floats = kTaskTiles * tiles.tile_rows * tiles.panel;
     a = 0;
-    b = round_up(a + tiles.tiles_of(rows) * tiles.tile_width * depth, kLine);
+    b = round_up(a + row_tiles * tile_floats, kLine);
     own = round_up(b + columns * depth, kLine);
-    partial = own + threads * own_floats;
-    sums = round_up(partial + (tiles.slots_of(k) > kDepth ? columns * rows : 0), kLine);
-    end = sums + threads * sums_floats;
+    sums = own + threads * own_floats;
+    partial = sums + threads * sums_floats;
+    // A block may have the whole of its last tile.
+    end = partial + (tiles.slots_of(k) > kDepth ? columns * row_tiles * tiles.tile_rows : 0);
   }
 };
 
@@ -125,15 +129,15 @@ class Block {
 
   // Called by all threads, for one part of k after the other.
   void compute(Range depth, bool first, bool last, bool pack_a, bool pack_b) const {
-    const Part part{depth, tiles_.slots_of(depth.size()), first, last};
-    const Packed a{memory_ + at_.a, part.slots * tiles_.tile_width},
-        b{memory_ + at_.b, part.slots * tiles_.panel};
+    const DepthPart of_k{depth, tiles_.slots_of(depth.size()), first, last};
+    const Packed a{memory_ + at_.a, of_k.slots * tiles_.tile_width},
+        b{memory_ + at_.b, of_k.slots * tiles_.panel};
     if (pack_a && division_.a == TilesOfA::kShared)
-      pack_together(tile_count_, [&](Range own) { pack(true, a, own, depth); });
-    if (pack_b) pack_together(panel_count_, [&](Range own) { pack(false, b, own, depth); });
+      pack_together(tile_count_, [&](Range own) { pack(Operand::kA, a, own, depth); });
+    if (pack_b) pack_together(panel_count_, [&](Range own) { pack(Operand::kB, b, own, depth); });
 #pragma omp barrier
     const bool own = division_.a == TilesOfA::kOwn;
-    const int64_t most_tiles = parts_of(tile_count_, task_tiles(tiles_, part.slots));
+    const int64_t most_tiles = parts_of(tile_count_, task_tiles(tiles_, of_k.slots));
     const int64_t tile_groups = own ? std::max(most_tiles, tasks_at_least(tile_count_)) : most_tiles;
     const int64_t panel_groups =
         own ? 1
@@ -141,28 +145,29 @@ class Block {
                                               parts_of(kThreadTasks * omp_get_num_threads(), tile_groups)));
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < tile_groups * panel_groups; ++task) {
-      const Range tiles = trainer::part(tile_count_, tile_groups, task / panel_groups),
-                  panels = trainer::part(panel_count_, panel_groups, task % panel_groups);
+      const Range tiles = part(tile_count_, tile_groups, task / panel_groups),
+                  panels = part(panel_count_, panel_groups, task % panel_groups);
       Packed tiles_of_a = a;
       if (own) {
         tiles_of_a.memory =
             memory_ + at_.own + omp_get_thread_num() * at_.own_floats - tiles.begin * a.stride;
-        pack(true, tiles_of_a, tiles, depth);
+        pack(Operand::kA, tiles_of_a, tiles, depth);
       }
       for (int64_t panel = panels.begin; panel < panels.end; ++panel)
-        multiply_panel(tiles, panel, panel + 1 < panels.end, tiles_of_a, b, part);
+        multiply_panel(tiles, panel, panel + 1 < panels.end, tiles_of_a, b, of_k);
     }
   }
 
  private:
   // Of the sum over k.
-  struct Part {
+  struct DepthPart {
     Range depth;
     int64_t slots;
     bool first, last;
   };
 
-  int64_t width(bool a) const { return a ? tiles_.tile_width : tiles_.panel; }
+  enum class Operand : uint8_t { kA, kB };
+
   static int64_t tasks_at_least(int64_t count) {
     return std::min<int64_t>(count, kThreadTasks * omp_get_num_threads());
   }
@@ -175,18 +180,21 @@ class Block {
 
   // Packs tiles of A or panels of B: where each k is another row in memory, a strip of rows at a time, so
   // that what lies beside each other there is read together.
-  void pack(bool a, Packed to, Range own, Range depth) const {
+  void pack(Operand operand, Packed to, Range own, Range depth) const {
+    const bool a = operand == Operand::kA;
+    const ConstRef from = a ? p_.a : p_.b;
     const int64_t k_stride = a ? p_.a_k : p_.b_k, row_stride = a ? p_.a_row : p_.b_column;
+    const int64_t width = a ? tiles_.tile_width : tiles_.panel;
     const int64_t strip = k_stride == 1 ? depth.size() : kStrip;
     for (int64_t begin = depth.begin; begin < depth.end; begin += strip) {
       for (int64_t i = own.begin; i < own.end; ++i) {
         const Range rows = a ? tile_rows({i, i + 1}) : panel_columns(i);
         const int64_t row = (a ? rows_ : columns_).begin + rows.begin;
         const TilePacking packing{
-            .to = to.memory + i * to.stride + (begin - depth.begin) / tiles_.slot_elements * width(a),
-            .to_stride = width(a),
-            .width = width(a),
-            .from = (a ? p_.a : p_.b).at(row * row_stride + begin * k_stride),
+            .to = to.memory + i * to.stride + (begin - depth.begin) / tiles_.slot_elements * width,
+            .to_stride = width,
+            .width = width,
+            .from = from.at(row * row_stride + begin * k_stride),
             .row_stride = row_stride,
             .k_stride = k_stride,
             .rows = rows.size(),
@@ -203,19 +211,20 @@ class Block {
     return {panel * tiles_.panel, std::min((panel + 1) * tiles_.panel, columns_.size())};
   }
 
-  void multiply_panel(Range tiles, int64_t panel, bool more, Packed a, Packed b, const Part& part) const {
+  void multiply_panel(Range tiles, int64_t panel, bool more, Packed a, Packed b,
+                      const DepthPart& of_k) const {
     const Range own_rows = tile_rows(tiles), own_columns = panel_columns(panel);
     const bool direct = direct_ && own_columns.size() == tiles_.panel;
     float* sum;  // row own_rows.begin
     if (direct) {
       sum = p_.c.at((rows_.begin + own_rows.begin) * p_.c_stride + columns_.begin + own_columns.begin).f32();
-    } else if (part.first && part.last) {
+    } else if (of_k.first && of_k.last) {
       sum = memory_ + at_.sums + omp_get_thread_num() * at_.sums_floats;
     } else {
       sum = memory_ + at_.partial + (panel * rows_.size() + own_rows.begin) * tiles_.panel;
     }
     const int64_t stride = direct ? p_.c_stride : tiles_.panel;
-    const ConstRef rows_of_a = p_.a.at(rows_.begin * p_.a_row + part.depth.begin * p_.a_k);
+    const ConstRef rows_of_a = p_.a.at(rows_.begin * p_.a_row + of_k.depth.begin * p_.a_k);
     const bool in_place = division_.a == TilesOfA::kInPlace;
     const float* panel_of_b = b.memory + panel * b.stride;
     const TileProduct product{.c = sum - own_rows.begin * stride,
@@ -227,12 +236,12 @@ class Block {
                               .b = panel_of_b,
                               .b_stride = tiles_.panel,
                               .m = rows_.size(),
-                              .k = part.slots,
+                              .k = of_k.slots,
                               .tile_begin = tiles.begin,
                               .tile_end = tiles.end,
-                              .add = !part.first || (direct && p_.add),
+                              .add = !of_k.first || (direct && p_.add),
                               .next_b = more ? panel_of_b + b.stride : nullptr};
-    if (direct || !part.last) return tiles_.multiply(product);
+    if (direct || !of_k.last) return tiles_.multiply(product);
     const int64_t column = columns_.begin + own_columns.begin;
     PanelSoftmax softmax;
     if (p_.softmax) {
@@ -277,7 +286,7 @@ void blocked_product(const TileTable& tiles, int threads, const MatrixProduct& p
   float* memory = reinterpret_cast<float*>(workspace.data());
   const Division division(tiles, threads, p);
   const int64_t all_tiles = tiles.tiles_of(p.m), all_panels = parts_of(p.n, tiles.panel);
-  const int64_t row_blocks = parts_of(p.m, division.rows), column_blocks = parts_of(p.n, division.columns);
+  const int64_t row_blocks = parts_of(p.m, division.rows), column_blocks = parts_of(p.n, kBlockColumns);
   const Depths depths{tiles, p.k};
 #pragma omp parallel num_threads(threads)
   {

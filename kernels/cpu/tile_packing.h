@@ -79,7 +79,7 @@ inline void slots_of(Floats (&slots)[kWidth], const TilePacking& p, int64_t row,
   const int64_t rows = p.rows - row, k = p.k - 2 * slot;
   const uint16_t* from = elements<uint16_t>(p.from) + row * p.row_stride + 2 * slot * p.k_stride;
   if (rows <= 0) {
-    for (Floats& empty : slots) empty = Floats{};
+    unrolled<kWidth>([&](auto i) { slots[i] = Floats{}; });
   } else if (p.row_stride == 1) {
     slots_of_columns(slots, from, p.k_stride, rows, k);
   } else {
@@ -98,7 +98,9 @@ __attribute__((flatten)) inline void pack_slots(const TilePacking& p, int64_t mu
       if (slots - slot >= kWidth) {
         store_vectors(to, p.to_stride, block);
       } else {
-        for (int64_t i = 0; slot + i < slots; ++i) store(to + i * p.to_stride, block[i], All{});
+        unrolled<kWidth>([&](auto i) {
+          if (slot + i < slots) store(to + i * p.to_stride, block[i], All{});
+        });
       }
     }
   }
@@ -126,8 +128,9 @@ __attribute__((flatten)) inline void pack_transposed(float* to, const T* from, i
     store_vectors(to + kk * p.to_stride, p.to_stride, block);
   }
   if (kk == p.k) return;
-  load_block(block, kk, First{p.k - kk});
-  for (int64_t i = 0; kk + i < p.k; ++i) store(to + (kk + i) * p.to_stride, block[i], All{});
+  Floats rest[kWidth];
+  load_block(rest, kk, First{p.k - kk});
+  for (int64_t i = 0; kk + i < p.k; ++i) store(to + (kk + i) * p.to_stride, rest[i], All{});
 }
 
 // Up to kWidth contiguous rows. A whole vector may be read wherever another k follows at least a vector

@@ -54,8 +54,9 @@ inline void multiply_row(Floats (&sum)[2], const float* a, Floats left, Floats r
 // products are limited by.
 inline Floats splat(float value) { return value - Floats{}; }
 
-// One element of A in a row of a tile. Odd rows read it with each product, even ones once for both: neither
-// the loads nor the instructions, of which cores with a second thread have few, then limit the products.
+// One element of A in a row of a tile. Most rows read it with each product, which spares instructions, of
+// which cores with a second thread have few; the others once for both, as many as keep loads from being the
+// limit.
 template <size_t kRow>
 inline void multiply_row(Floats (&sum)[2], const float* a, Floats left, Floats right) {
 #if TRAINER_VECTOR_WIDTH == 16
@@ -134,7 +135,8 @@ inline int64_t first_row(int64_t m, int64_t tile) {
 
 template <TileForm kForm>
 inline void multiply_tiles(const TileProduct& p) {
-  // Each tile asks for its share of the next panel, a little with every k.
+  // Each tile asks for its share of the next panel, a little with every other k: of fewer than four tiles not
+  // for all of it.
   const char* next = reinterpret_cast<const char*>(p.next_b ? p.next_b : p.b);
   const int64_t next_step = p.next_b ? kPanel * 4 / (p.tile_end - p.tile_begin) + 1 : 0;
   for (int64_t t = p.tile_begin; t < p.tile_end; ++t) {

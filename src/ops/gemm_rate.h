@@ -26,7 +26,8 @@ std::array<double, 3> measure_gemm_rates(KernelSet& kernels, DType dtype, const 
 // The best of the shapes in any direction.
 double measure_gemm_rate(KernelSet& kernels, DType dtype, std::span<const GemmShape> shapes,
                          double seconds = kGemmRateSeconds, Device& device = host_device());
-// All shapes in all directions in turn, one call each, as a step has them: all FLOPs over all of the time.
+// All shapes in all directions in turn, one call each, with operands that they share: all FLOPs over all of
+// the time.
 double measure_gemm_rate_in_turn(KernelSet& kernels, DType dtype, std::span<const GemmShape> shapes,
                                  double seconds, Device& device = host_device());
 

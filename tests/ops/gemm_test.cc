@@ -2,8 +2,11 @@
 // number of threads. Shapes are thin, so that the reference is quick.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <memory>
 
+#include "cpu/blocked_product.h"
 #include "ops/gemm_rate.h"
 #include "ops/op_test.h"
 
@@ -22,9 +25,10 @@ struct Shape {
 };
 // Rows past 1024, columns past 2048, sums past 1024 and, in pairs, 2048: alone and together. Whole tiles,
 // which some levels take as they lie, in all parts of a sum or in some.
-constexpr Shape kShapes[] = {{1025, 33, 5},  {2050, 1, 3},    {3, 2081, 17},  {29, 70, 1025},
-                             {1, 1, 5000},   {1031, 2049, 2}, {64, 96, 96},   {1088, 32, 32},
-                             {64, 70, 2100}, {64, 33, 2101},  {2100, 40, 64}, {1088, 40, 4128}};
+constexpr Shape kShapes[] = {{1025, 33, 5},   {2050, 1, 3},    {3, 2081, 17},  {29, 70, 1025},
+                             {1, 1, 5000},    {1031, 2049, 2}, {64, 96, 96},   {1088, 32, 32},
+                             {64, 70, 2100},  {64, 33, 2101},  {2100, 40, 64}, {1088, 40, 4128},
+                             {2100, 1056, 33}};
 
 TEST_P(GemmTest, EveryDirectionAcrossBlocks) {
   for (const auto& [m, n, k] : kShapes) {
@@ -112,6 +116,75 @@ TEST_P(GemmTest, NonFiniteOperandsReachExactlyTheirResults) {
 }
 
 TRAINER_HOST_CASES(GemmTest);
+
+// The tables of the levels that there are, and the dtype of their operands.
+std::vector<std::pair<const TileTable*, DType>> tile_tables() {
+  std::vector<std::pair<const TileTable*, DType>> tables;
+  for (const Isa isa : available_isas()) {
+    tables.emplace_back(&tile_table(isa), DType::kF32);
+    if (const TileTable* pairs = bf16_tile_table(isa)) tables.emplace_back(pairs, DType::kBF16);
+  }
+  return tables;
+}
+
+// Blocks end with whole tiles, so they may have more rows than the most that is cut off at once.
+TEST(BlockedProduct, KeepsWithinItsWorkspace) {
+  constexpr size_t kGuard = 1 << 16;
+  constexpr std::byte kUntouched{0xA5};
+  const int64_t n = 33;
+  const Array bias(DType::kF32, n, 4);
+  for (const auto& [tiles, dtype] : tile_tables()) {
+    const int64_t k = 1030 * tiles->slot_elements;
+    for (const int64_t m : {2048, 3072}) {
+      const Array a(dtype, m * k, 1), b(dtype, n * k, 2);
+      Array c(DType::kF32, m * n, 3);
+      const size_t bytes = blocked_product_bytes(*tiles, 1, m, n, k);
+      std::vector<std::byte> memory(bytes + kGuard + 64, kUntouched);
+      void* begin = memory.data();
+      size_t space = memory.size();
+      std::align(64, bytes + kGuard, begin, space);
+      const std::span<std::byte> workspace(static_cast<std::byte*>(begin), bytes);
+      blocked_product(*tiles, 1,
+                      {.c = c.ref(),
+                       .c_stride = n,
+                       .a = a.ref(),
+                       .a_row = k,
+                       .a_k = 1,
+                       .b = b.ref(),
+                       .b_column = k,
+                       .b_k = 1,
+                       .bias = bias.ref(),
+                       .add = false,
+                       .m = m,
+                       .n = n,
+                       .k = k},
+                      workspace);
+      const std::byte* const end = workspace.data() + bytes;
+      EXPECT_TRUE(std::all_of(end, end + kGuard, [](std::byte x) { return x == kUntouched; }))
+          << m << " rows, tiles of " << tiles->tile_rows << " x " << tiles->tile_width;
+    }
+  }
+}
+
+// Workspaces are granted for the largest of many products.
+TEST(BlockedProduct, SmallerProductsNeedNoMoreWorkspace) {
+  for (const auto& [tiles, dtype] : tile_tables()) {
+    for (const int threads : {1, 7}) {
+      for (const int64_t other : {40, 1500}) {
+        size_t before[3] = {};
+        for (int64_t size = 1; size < 2400; ++size) {
+          const size_t bytes[] = {blocked_product_bytes(*tiles, threads, size, other, other),
+                                  blocked_product_bytes(*tiles, threads, other, size, other),
+                                  blocked_product_bytes(*tiles, threads, other, other, size)};
+          for (int i = 0; i < 3; ++i) {
+            ASSERT_GE(bytes[i], before[i]) << "m, n, k"[3 * i] << " = " << size << ", others " << other;
+            before[i] = bytes[i];
+          }
+        }
+      }
+    }
+  }
+}
 
 TEST(GemmRate, IsPlausibleAndQuick) {
   const std::unique_ptr<KernelSet> kernels = make_host_kernels(1);
